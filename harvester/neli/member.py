@@ -66,7 +66,7 @@ class MemberSettings:
     consumer_options: Mapping[str, Any] = field(repr=False)  # they hold passwords
     producer_options: Mapping[str, Any] = field(repr=False)
     poll_s: float
-    join_wait_s: float  # from the start of this process, while another standby may have died
+    join_wait_s: float  # from the start of the harvester, while another standby may have died
     timing: ElectionTiming
     revoke_within_s: float  # how long the rebalance callback may block
     session_s: float
@@ -76,7 +76,8 @@ class MemberSettings:
 class KafkaGroup:
     """A place in Kafka's group. Its thread starts with `start`; `stop` ends it."""
 
-    def __init__(self, settings: MemberSettings) -> None:
+    def __init__(self, settings: MemberSettings, alone_from: float | None = None) -> None:
+        """`alone_from`: who is dead of those that are in the group then has died before; now, if it is not given."""
         self._settings = settings
         self._state = Election()
         self._member = uuid4()
@@ -101,7 +102,7 @@ class KafkaGroup:
         self._leaving: Leaving
         self._ensuring: Future[str | None] | None = None  # that the leader topic is there
         self._dead_until = -math.inf  # while a member that may be dead is waited for
-        self._alone_from = clock_s()  # who is dead has died before
+        self._alone_from = clock_s() if alone_from is None else alone_from
         self._joined = False
         self._login: tuple[str, str] | None = None
 

@@ -1,7 +1,8 @@
 """The relay: moves rows from the outbox to Kafka, in the order of each key.
 
 Processes and threads. One *supervisor* process: `supervisor` is its main thread, `marker` its thread for the database.
-N *shard* processes (`shard`), each with a thread for frames, one for Kafka and one for purges. `core` holds the
+N *shard* processes (`shard`), each with a thread for frames, one for Kafka and one for purges. The *elector*
+(`elector`) holds the place in Kafka's group; it and the shards are forks of a server (`forkserver`). `core` holds the
 decisions, pure; everything else performs them.
 
 The life of a record
@@ -43,6 +44,8 @@ Failures
   within a budget.
 - *Trust that expires.* `harvester.neli.election` decides when; shards compare the moment before every record
   (`ipc.trust_check`) and drop what is queued; the supervisor is fenced (`StateMachine.fence`).
+- *A supervisor that dies, or stands still*: its shards finish their wire, and its elector leaves the group when nothing
+  can be published any more, so that another harvester leads. *An elector that does*: the supervisor is fenced.
 - *The term taken by others* (`term`, `StateMachine.term_lost`): taken again while trusted, else given up.
 - *Another database, or ids that start again* (`marker`, `harvester.outbox.purge_session`,
   `StateMachine.server_changed`): all shards are killed, and the term is taken anew (P9).

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 import threading
 import time
@@ -93,6 +94,7 @@ class Sender:
         self._timers: list[tuple[float, int, int]] = []  # due, tie-breaker, id of a held record
         self._order = itertools.count()
         self._acked_at = 0.0  # when the last acknowledgement came: the broker takes records
+        self.doubted_at = -math.inf  # when a record last timed out that may still arrive
         # Of the delivery thread alone: reports that are not yet collected.
         self._acked: list[BarrierEntry] = []
         self._too_large: list[TooLarge] = []
@@ -304,6 +306,8 @@ class Sender:
         text = f"{error.name()}: {error.str()}"
         with self._lock:
             self._errors += 1
+            if may_arrive(failure):
+                self.doubted_at = time.monotonic()
             verdict, retry = self._attempts.failed(entry.id, failure, datetime.now(UTC))
             retry.origin = entry.origin
             if verdict is RetryVerdict.FATAL:

@@ -3,26 +3,31 @@
 Kafka notices a dead member only when its session has run out. A member that leaves is succeeded at once, but somebody
 has to be left to do that, and only the client that joined can. So the member (`harvester.neli.member`) lives in a
 process of its own, a fork of the server that starts shards. `Elector` stands for it in the supervisor, as a `Group`:
-calls go over a pair of pipes, in order, and so does what the member tells its listener.
+calls go over a pair of pipes, in order, and so does what the member tells its listener. Neither side waits for the
+other to read.
 
 - *The supervisor dies.* Shards finish their wire and end; each holds a lock on the shared memory for as long as it
-  lives. The elector leaves the group when it has all of that memory for itself, so no shard can publish beside a
-  successor, not even one that is being started. If a shard does not end (it is stopped, or hangs), the elector ends
-  without leaving, and the group waits for its session as if there were no elector.
-- *The supervisor stands still* (stopped, or starved). What it was last told to trust ends by itself. Nothing is told to
-  it any more once it has not turned for a second; and when it has not for a session, all that its shards had on the
-  wire is gone, and the elector leaves. A supervisor that goes on finds trust expired and its pipe closed, and starts
-  another one.
-- *The elector dies.* The supervisor is fenced at once, and starts another one; its old place lasts until its session
-  ends.
-- *A revoke* waits for the supervisor's answer. One that stands still gives none: then it waits until nothing that was
-  trusted can be on the wire any more.
+  lives, and says there whether something of it may be on the wire still. When none lives and none owes anything, the
+  elector leaves the group: no shard can publish beside a successor, not even one that is being started.
+- *A shard does not end*, or was killed with records on the wire. Then the elector leaves once nothing that was promised
+  (D + 1 s behind the last moment that the supervisor was told to trust) can arrive any more: what the group waits for
+  after a death of all processes, at most.
+- *The supervisor stands still* (stopped, starved, or a thread of it hangs). What it was last told to trust ends by
+  itself. It is told nothing more once it has not turned for half a second, and one that goes on after that trust has
+  ended is fenced first. If it has not turned for a session the elector leaves, and ends. A supervisor that goes on then
+  starts another one.
+- *The elector dies.* The supervisor is fenced at once, and starts another one; the old place lasts until its session
+  ends. So it is if the elector stands still: the supervisor fences itself when trust has ended, and kills an elector
+  that it has not heard for a session.
+- *A revoke* waits for the supervisor's answer. One that stands still or is dead gives none: then it waits until nothing
+  that was promised can be on the wire any more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import threading
 import time
@@ -30,26 +35,40 @@ import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 from uuid import UUID
-
-from multiprocess.connection import Connection
 
 from harvester.clock import clock_s
 from harvester.errors import BrokerUnavailable, HarvesterError, ShardError
 from harvester.neli.group import GroupListener, Identity, Missing
 from harvester.neli.member import KafkaGroup, MemberSettings
 from harvester.relay.forkserver import Forkserver, Process
-from harvester.relay.ipc import Shared, marks_live, take_all, turned_s, widen
+from harvester.relay.ipc import (
+    MessagePipe,
+    MessageReader,
+    Shared,
+    Waker,
+    is_owed,
+    listen,
+    listened_s,
+    marks_live,
+    take_all,
+    turned_s,
+)
 
 _UP_LOOK_S = 0.02
-_RESTART_S = 1.0
-_LOSSES = 5  # electors that were lost in a row, none of which had joined
+_RESTART_S = 1.0  # the group waits for the place that was lost in any case
+_LOSSES = 5  # electors in a row that lived for less than a session
 _ANSWER_S = 15.0
 _END_S = 30.0  # a member that leaves takes seconds at most, beyond what the revoke may take
-_STATE_S = 0.5
+_TURN_S = 0.25  # how often both sides turn; the relay's thread does ten times a second
+_STILL_S = 0.5  # a supervisor that has not turned for so long may stand still: it is told nothing meanwhile
+_SILENT_S = 1.0  # an elector of which nothing was heard for so long
 _LOCK_LOOK_S = 0.01
-_STILL_S = 1.0  # a supervisor turns ten times a second
+_MOST_WAITING_BYTES = 1 << 20  # for an elector that does not read
+_DISPENSABLE = frozenset({"turns", "state", "trust", "client_said"})
+_FROZEN = "the process that holds the place in the group stands still"
 EXIT_STOOD_STILL = 4
 
 
@@ -58,17 +77,84 @@ class ElectorSpec:
     """All that an elector is told at birth. Times in seconds.
 
     `linger_s`: how long shards may take to finish their wire; `expiry_s`: after that nothing that was produced while
-    trusted is on the wire.
+    trusted is on the wire. `alone_from`: as of `KafkaGroup`.
     """
 
     settings: MemberSettings
     identity: Identity
     linger_s: float
     expiry_s: float
+    alone_from: float
+
+
+class ProofVerdict(Enum):
+    """What becomes of a proof."""
+
+    TELL = "tell"
+    KEEP = "keep"  # to itself: nobody listens
+    STEP_DOWN = "step down"
+
+
+class Promises:
+    """What the supervisor was told to trust, and when the place may be given up after that. Pure.
+
+    Moments are seconds of a clock that runs through suspend. `turned_at`: when the supervisor turned last.
+
+    - leads: the member has told that it leads, and not yet that this is over
+    - orphaned_at: when the supervisor was found dead
+    - forsaken: it stood still for a session; the place is being given up
+    """
+
+    def __init__(self, session_s: float, linger_s: float, expiry_s: float) -> None:
+        self._session_s, self._linger_s, self._expiry_s = session_s, linger_s, expiry_s
+        self._until = 0.0
+        self.leads = False
+        self.orphaned_at: float | None = None
+        self.forsaken = False
+
+    def prove(self, until: float, now: float, turned_at: float) -> ProofVerdict:
+        """Leadership is proven up to `until`.
+
+        Trust that has ended does not come back: a supervisor that stood still meanwhile is fenced, and leads under a
+        new term, as if it were the member itself.
+        """
+        if self.orphaned_at is not None or self.forsaken or self.stands_still(now, turned_at):
+            return ProofVerdict.KEEP
+        if self.leads and now >= self._until:
+            return ProofVerdict.STEP_DOWN
+        self._until = max(self._until, until)
+        return ProofVerdict.TELL
+
+    def stands_still(self, now: float, turned_at: float) -> bool:
+        return now >= turned_at + _STILL_S
+
+    def forsake(self, now: float, turned_at: float) -> bool:
+        """Whether the place is to be given up because the supervisor stands still; true once."""
+        if self.orphaned_at is not None or self.forsaken:
+            return False
+        self.forsaken = now >= turned_at + self._session_s and now >= self._clear_at
+        return self.forsaken
+
+    def orphan(self, now: float) -> None:
+        """The supervisor is dead."""
+        if self.orphaned_at is None:
+            self.orphaned_at = now
+
+    def is_over(self, now: float, turned_at: float) -> bool:
+        """Whether nobody can publish any more, by the clock alone."""
+        if self.orphaned_at is not None:
+            return now >= max(self._clear_at, self.orphaned_at + self._linger_s)
+        return now >= self._clear_at and (self.forsaken or self.stands_still(now, turned_at))
+
+    @property
+    def _clear_at(self) -> float:
+        """When nothing that was produced while trusted can be on the wire any more."""
+        return self._until + self._expiry_s
 
 
 class Elector:
-    """The member of the group in a process of its own: a `Group`. Methods are safe from any thread."""
+    """The member of the group in a process of its own: a `Group`. Methods are safe from any thread, and none but
+    `cluster` and `stop` waits for the process."""
 
     def __init__(self, settings: MemberSettings, linger_s: float, expiry_s: float, forkserver: Forkserver) -> None:
         """Nothing is started yet."""
@@ -79,11 +165,17 @@ class Elector:
         self._thread = threading.Thread(target=self._run, name="elector", daemon=True)
         self._ended = threading.Event()
         self._process: Process | None = None
-        self._pipe: Connection | None = None  # to the process; None while there is none
-        self._lock = threading.Lock()  # around what is sent, and the pipe
-        self._clusters: list[Future[str | None]] = []
+        self._pipe: MessagePipe | None = None  # to the process; None while there is none
+        self._lock = threading.Lock()  # around the process, its pipe, and who waits for an answer
+        self._asking: list[Future[str | None]] = []
+        self._alone_from = clock_s()  # who is dead has died before
         self._missing: tuple[Missing | None, float] = (Missing(f"joins group {settings.group}"), 0.0)
         self._highest_term = 0
+        self._login: tuple[Mapping[str, Any], Mapping[str, Any], str] | None = None
+        # Of the thread.
+        self._is_silent = False
+        self._leads = False  # as the process has told
+        self._until = 0.0  # to what it has proven that
 
     def start(self, identity: Identity, listener: GroupListener) -> None:
         self._identity, self._listener = identity, listener
@@ -101,6 +193,8 @@ class Elector:
         return self._highest_term
 
     def missing(self) -> Missing | None:
+        if self._is_silent:
+            return Missing(_FROZEN)
         missing, at = self._missing
         if missing is None or missing.within_s is None:
             return missing
@@ -108,16 +202,18 @@ class Elector:
 
     def cluster(self) -> str | None:
         found: Future[str | None] = Future()
-        self._clusters.append(found)
+        with self._lock:
+            self._asking.append(found)
         if self._tell("cluster"):
             with contextlib.suppress(TimeoutError):
                 return found.result(_ANSWER_S)
-        raise BrokerUnavailable("the id of Kafka's cluster is not known: the group was left")
+        raise _unknown_cluster()
 
     def log_in(self, consumer_options: Mapping[str, Any], producer_options: Mapping[str, Any], user: str) -> None:
         """New connections are made with these options from now on."""
         self._settings = replace(self._settings, consumer_options=consumer_options, producer_options=producer_options)
-        self._tell("log_in", consumer_options, producer_options, user)
+        self._login = consumer_options, producer_options, user
+        self._tell("log_in", *self._login)
 
     def stop(self) -> None:
         self._ended.set()
@@ -132,15 +228,15 @@ class Elector:
                 self._thread.join(_END_S)
 
     def _tell(self, name: str, *arguments: Any) -> bool:
-        """Whether there is a process to be told."""
+        """Whether there is a process to be told. Never waits: one that has long read nothing is killed."""
         with self._lock:
-            if self._pipe is None:
-                return False
-            try:
-                self._pipe.send((name, arguments))
-            except OSError:
-                return False
-            return True
+            process, pipe = self._process, self._pipe
+        if process is None or pipe is None:
+            return False
+        told = pipe.send((name, arguments))
+        if pipe.waiting_bytes > _MOST_WAITING_BYTES:
+            process.kill()
+        return told
 
     # -- the thread
 
@@ -151,42 +247,75 @@ class Elector:
                 process = self._begin()
                 if process is None:
                     continue
-                joined = self._listen(process)
-                code = self._bury(process)
+                began = time.monotonic()
+                try:
+                    self._listen(process)
+                    if not self._ended.is_set():  # at once, before its exit code is known
+                        self._fence("the process that holds the place in the group has ended")
+                finally:
+                    code = self._bury(process)
                 if self._ended.is_set():
                     return
-                self._listener.fenced(_reason(code))
-                lost = 0 if joined else lost + 1
+                self._listener.client_said(
+                    logging.WARNING, f"the process that holds the place in the group has ended (exit code {code})"
+                )
+                lost = lost + 1 if time.monotonic() - began < self._settings.session_s else 0
                 if lost >= _LOSSES:
-                    raise ShardError("the process that holds the place in the group died again and again")
-                self._ended.wait(_RESTART_S if lost else 0.0)
+                    raise ShardError(
+                        "the process that holds the place in the group died again and again",
+                        hint="standard error tells why; the kernel's log names what it has killed",
+                    )
+                self._ended.wait(_RESTART_S)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nobody would fence
             self._listener.fail(error)
 
     def _begin(self) -> Process | None:
-        """A process that joins the group; None if there is none yet."""
-        if not self._forkserver.is_up():
+        """A process that joins the group; None if there is none yet, as while this one's relay does not turn."""
+        shared = self._forkserver.shared
+        if clock_s() >= turned_s(shared) + _STILL_S or not self._forkserver.is_up():
             self._ended.wait(_UP_LOOK_S)
             return None
-        spec = ElectorSpec(self._settings, self._identity, self._linger_s, self._expiry_s)
+        listen(shared)
+        spec = ElectorSpec(self._settings, self._identity, self._linger_s, self._expiry_s, self._alone_from)
         process = self._forkserver.start(main, spec, "elector")
         if process is not None:
-            widen(process.read_fd)
             with self._lock:
-                self._process, self._pipe = process, Connection(process.write_fd, readable=False)
+                self._process, self._pipe = process, MessagePipe(process.write_fd)
+            login = self._login
+            if login is not None and spec.settings is not self._settings:
+                self._tell("log_in", *login)
             if self._ended.is_set():
                 self._tell("stop")
         return process
 
-    def _listen(self, process: Process) -> bool:
-        """Do what the process says until it ends; whether it had told anything of the group."""
-        told = False
-        with Connection(process.read_fd, writable=False) as pipe, contextlib.suppress(EOFError, OSError):
+    def _listen(self, process: Process) -> None:
+        """Do what the process says until it ends."""
+        reader, poller = MessageReader(process.read_fd), select.poll()
+        poller.register(process.read_fd, select.POLLIN)
+        silent_turns = 0  # of ours: who has stood still with it finds it alive
+        with contextlib.suppress(EOFError, OSError):
             while True:
-                name, arguments = pipe.recv()
-                told = told or name != "state"
-                self._heard(name, arguments)
-        return told
+                listen(self._forkserver.shared)
+                if poller.poll(_TURN_S * 1000):
+                    messages = reader.receive()
+                    silent_turns, self._is_silent = 0, False
+                    for name, arguments in messages:
+                        self._heard(name, arguments)
+                else:
+                    silent_turns += 1
+                    self._look(process, silent_turns * _TURN_S)
+
+    def _look(self, process: Process, silent_s: float) -> None:
+        """Nothing was said for so long."""
+        if self._pipe is not None:
+            self._pipe.flush()
+        self._is_silent = silent_s >= _SILENT_S
+        if self._leads and clock_s() >= self._until + _SILENT_S:  # it should have fenced
+            self._fence(_FROZEN)
+            self._tell("step_down", _FROZEN, None)  # if it goes on, it leads under proofs that are new
+        if silent_s >= self._settings.session_s:
+            self._listener.client_said(logging.WARNING, f"{_FROZEN}: killed")
+            process.kill()
 
     def _heard(self, name: str, arguments: tuple[Any, ...]) -> None:
         listener = self._listener
@@ -194,113 +323,168 @@ class Elector:
             case "state", (missing, at, highest_term):
                 self._missing, self._highest_term = (missing, at), max(self._highest_term, highest_term)
             case "cluster", (found, error):
-                answers, self._clusters = self._clusters, []
-                for answer in answers:
-                    answer.set_result(found) if error is None else answer.set_exception(error)
-            case "revoking", (within_s,):
-                listener.revoking(within_s)
-                self._tell("revoked")
-            case "acquired" | "fenced" | "trust" | "fail" | "trouble" | "client_said", _:
+                for answer in self._take_asking():
+                    if error is None:
+                        answer.set_result(found)
+                    else:
+                        answer.set_exception(error)
+            case "trust", (until,):
+                self._until = until
+                listener.trust(until)
+            case "acquired", (highest_term,):
+                self._leads, self._highest_term = True, max(self._highest_term, highest_term)
+                listener.acquired()
+            case "fenced", (reason,):
+                self._leads = False
+                listener.fenced(reason)
+            case "revoking", (number, deadline):
+                self._leads = False
+                listener.revoking(max(0.0, deadline - clock_s()))
+                listen(self._forkserver.shared)  # it may have taken long
+                self._tell("revoked", number)
+            case "fail" | "trouble" | "client_said", _:
                 getattr(listener, name)(*arguments)
+
+    def _fence(self, reason: str) -> None:
+        if self._leads:
+            self._leads = False
+            self._listener.fenced(reason)
 
     def _bury(self, process: Process) -> int | None:
         with self._lock:
             pipe, self._pipe = self._pipe, None
         if pipe is not None:
             pipe.close()
-        self._missing = (Missing(f"joins group {self._settings.group}"), 0.0)
+        os.close(process.read_fd)
+        for answer in self._take_asking():
+            answer.set_exception(_unknown_cluster())
+        self._missing, self._is_silent = (Missing(f"joins group {self._settings.group}"), 0.0), False
+        self._alone_from = clock_s()
+        self._listener.trouble(None)
         return process.reap()
 
+    def _take_asking(self) -> list[Future[str | None]]:
+        with self._lock:
+            asking, self._asking = self._asking, []
+        return asking
 
-def _reason(code: int | None) -> str:
-    if code == EXIT_STOOD_STILL:
-        return "the supervisor stood still for a session"
-    return f"the process that holds the place in the group has ended (exit code {code})"
+
+def _unknown_cluster() -> BrokerUnavailable:
+    return BrokerUnavailable("the id of Kafka's cluster is not known: the group was left")
 
 
 # -- in the elector
 
 
 def main(spec: ElectorSpec, inbound: int, outbound: int, shared: Shared, supervisor_fd: int, memory: int) -> int:
-    """Entry of the process; the returned exit code ends it at once."""
-    return _Place(spec, Connection(outbound, readable=False), shared, memory).serve(
-        Connection(inbound, writable=False), supervisor_fd
-    )
+    """Entry of the process; the returned exit code ends it at once. Parameters are those of a shard's `main`."""
+    return ElectorProcess(spec, outbound, shared, memory).serve(inbound, supervisor_fd)
 
 
-class _Place:
-    """The place in the group, and its listener."""
+class ElectorProcess:
+    """The place in the group, and its listener: calls come from the main thread, `neli`, and the one that leaves."""
 
-    def __init__(self, spec: ElectorSpec, pipe: Connection, shared: Shared, memory: int) -> None:
-        self._spec, self._pipe, self._shared, self._memory = spec, pipe, shared, memory
-        self._group = KafkaGroup(spec.settings)
-        self._lock = threading.Lock()  # around what is sent
-        self._revoked = threading.Event()  # the supervisor's answer
-        self._promised = 0.0  # the latest moment that the supervisor was told to trust
-        self._orphaned = False
-        self._told: Any = None
+    def __init__(self, spec: ElectorSpec, outbound: int, shared: Shared, memory: int) -> None:
+        self._spec, self._shared, self._memory = spec, shared, memory
+        self._pipe = MessagePipe(outbound)
+        self._group = KafkaGroup(spec.settings, spec.alone_from)
+        self._promises = Promises(spec.settings.session_s, spec.linger_s, spec.expiry_s)
+        self._state_lock = threading.Lock()  # around the state, from the look at it until it is sent
+        self._state: Any = None  # as it was told
+        self._revokes = 0
+        self._revoked = 0  # the number of the last one that the supervisor has answered
+        self._in_revoke = False
+        self._troubled = False
+        self._leaving = False
+        self._left = Waker()
+        self._code = 0
 
-    def serve(self, inbound: Connection, supervisor_fd: int) -> int:
-        """Until the supervisor says so, dies, or stands still."""
+    def serve(self, inbound: int, supervisor_fd: int) -> int:
+        """Until the supervisor says so, dies, or stands still, and the group is left."""
         self._group.start(self._spec.identity, self)
+        calls = MessageReader(inbound)
         poller = select.poll()
-        poller.register(inbound.fileno(), select.POLLIN)
-        poller.register(supervisor_fd, select.POLLIN)
+        for fd in (inbound, supervisor_fd, self._left.fd):
+            poller.register(fd, select.POLLIN)
+        next_turn = looked_at = clock_s()
         while True:
-            ready = {fd for fd, _ in poller.poll(_STATE_S * 1000)}
-            if supervisor_fd in ready:
-                return self._outlive()
-            if inbound.fileno() in ready:
-                try:
-                    name, arguments = inbound.recv()
-                except (EOFError, OSError):
-                    return self._outlive()
-                if name == "stop":
-                    self._group.stop()
-                    return 0
-                self._obey(name, arguments)
-            self._tell_state()
+            ready = {fd for fd, _ in poller.poll(_TURN_S * 1000)}
+            if self._left.fd in ready:
+                return self._code
+            if supervisor_fd in ready or (inbound in ready and not self._obey(calls)):
+                for fd in (inbound, supervisor_fd):
+                    poller.unregister(fd)
+                self._promises.orphan(clock_s())
+                self._leave(0)
             now = clock_s()
-            if now >= turned_s(self._shared) + self._spec.settings.session_s and now >= self._clear_at():
-                self._orphaned = True
-                self._group.stop()
-                return EXIT_STOOD_STILL
+            if now >= next_turn:
+                next_turn = now + _TURN_S
+                self._tell_state()
+                self._tell("turns")
+                # One that has stood still itself lets the supervisor go on first.
+                if now < looked_at + _SILENT_S and self._promises.forsake(now, self._turned_at):
+                    self._tell("fenced", "the supervisor stood still for a session")
+                    self._leave(EXIT_STOOD_STILL)
+                looked_at = now
 
-    def _obey(self, name: str, arguments: tuple[Any, ...]) -> None:
+    @property
+    def _turned_at(self) -> float:
+        """When the supervisor turned last: its relay, and who is told of proofs, unless a revoke keeps that one."""
+        turned_at = turned_s(self._shared)
+        return turned_at if self._in_revoke else min(turned_at, listened_s(self._shared))
+
+    def _obey(self, calls: MessageReader) -> bool:
+        """Do what the supervisor says; false when it is gone."""
+        try:
+            for name, arguments in calls.receive():
+                self._do(name, arguments)
+        except (EOFError, OSError):
+            return False
+        return True
+
+    def _do(self, name: str, arguments: tuple[Any, ...]) -> None:
         match name:
+            case "stop":
+                self._leave(0)
             case "revoked":
-                self._revoked.set()
+                (self._revoked,) = arguments
             case "cluster":
                 threading.Thread(target=self._tell_cluster, name="cluster", daemon=True).start()
             case "lead" | "step_down" | "log_in":
                 getattr(self._group, name)(*arguments)
 
-    def _outlive(self) -> int:
-        """The supervisor is dead: leave when no shard is left."""
-        self._orphaned = True
-        deadline = time.monotonic() + self._spec.linger_s
-        while not take_all(self._memory):
-            if time.monotonic() >= deadline:
-                return 0
+    # -- the end
+
+    def _leave(self, code: int) -> None:
+        """Leave the group, on a thread of its own: the supervisor's answers are heard meanwhile."""
+        if self._leaving:
+            return
+        self._leaving, self._code = True, code
+        threading.Thread(target=self._run_leaving, name="leaving", daemon=True).start()
+
+    def _run_leaving(self) -> None:
+        while self._promises.orphaned_at is not None and not self._is_over():
             time.sleep(_LOCK_LOOK_S)
         self._group.stop()
-        return 0
+        self._left.set()
 
-    def _clear_at(self) -> float:
-        """When nothing that was produced while trusted can be on the wire any more."""
-        return self._promised + self._spec.expiry_s
+    def _is_over(self) -> bool:
+        """Whether nobody can publish any more."""
+        if self._promises.is_over(clock_s(), self._turned_at):
+            return True
+        return self._promises.orphaned_at is not None and take_all(self._memory) and not is_owed(self._shared)
 
     # -- to the supervisor
 
-    def _tell(self, name: str, *arguments: Any) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            self._pipe.send((name, arguments))
+    def _tell(self, name: str, *arguments: Any) -> bool:
+        """Whether it is said; never waits."""
+        return self._pipe.send((name, arguments), dispensable=name in _DISPENSABLE)
 
     def _tell_state(self) -> None:
-        missing, term = self._group.missing(), self._group.highest_term
-        if (missing, term) != self._told:
-            self._told = missing, term
-            self._tell("state", missing, clock_s(), term)
+        with self._state_lock:
+            state = self._group.missing(), self._group.highest_term
+            if state != self._state and self._tell("state", state[0], clock_s(), state[1]):
+                self._state = state
 
     def _tell_cluster(self) -> None:
         try:
@@ -311,26 +495,33 @@ class _Place:
     # -- the listener
 
     def acquired(self) -> None:
-        self._tell_state()
-        self._tell("acquired")
+        if not self._leaving:
+            self._promises.leads = True
+            self._tell_state()
+            self._tell("acquired", self._group.highest_term)
 
     def fenced(self, reason: str) -> None:
+        self._promises.leads = False
         self._tell("fenced", reason)
 
     def trust(self, until_s: float) -> None:
-        if not self._orphaned and clock_s() < turned_s(self._shared) + _STILL_S:
-            self._promised = max(self._promised, until_s)
-            self._tell("trust", until_s)
+        match self._promises.prove(until_s, clock_s(), self._turned_at):
+            case ProofVerdict.TELL:
+                self._tell("trust", until_s)
+            case ProofVerdict.STEP_DOWN:
+                self._group.step_down("the supervisor stood still until its trust had ended")
+            case ProofVerdict.KEEP:
+                pass
 
     def revoking(self, within_s: float) -> None:
+        self._promises.leads = False
+        self._in_revoke = True
+        self._revokes += 1
         deadline = clock_s() + within_s
-        self._revoked.clear()
-        self._tell("revoking", within_s)
-        while not self._revoked.wait(_LOCK_LOOK_S) and (now := clock_s()) < deadline:
-            if self._orphaned and take_all(self._memory):
-                return
-            if now >= turned_s(self._shared) + _STILL_S and now >= self._clear_at():
-                return
+        self._tell("revoking", self._revokes, deadline)
+        while self._revoked != self._revokes and clock_s() < deadline and not self._is_over():
+            time.sleep(_LOCK_LOOK_S)
+        self._in_revoke = False
 
     def fail(self, error: BaseException) -> None:
         if not isinstance(error, HarvesterError):
@@ -339,10 +530,12 @@ class _Place:
         self._tell("fail", error)
 
     def trouble(self, text: str | None, level: int = logging.WARNING) -> None:
-        self._tell("trouble", text, level)
+        if text is not None or self._troubled:  # that there is none is said with every heartbeat
+            self._troubled = text is not None
+            self._tell("trouble", text, level)
 
     def marker_alive(self) -> bool:
-        return marks_live(self._shared)
+        return marks_live(self._shared) and not self._promises.forsaken
 
     def client_said(self, level: int, text: str) -> None:
         self._tell("client_said", level, text)

@@ -1,4 +1,4 @@
-"""Starts the processes of shards: forks of a server that has imported everything and connected nothing.
+"""Starts shards and the elector: forks of a server that has imported everything and connected nothing.
 
 Every supervisor has its own server, a fresh interpreter that knows nothing of the host's main module, descriptors and
 threads. It imports what a shard needs, freezes it for the collector, and from then on only forks: shards share the
@@ -10,12 +10,13 @@ pages of what was imported, and start in milliseconds (ADR 22).
 - *As if the supervisor had started it.* Environment, import path, working directory, standard output and error go
   along with every request, since all of them may have changed since the server started. They travel in a file in
   memory that only the shard reads: the server never sees it, and its pages do not change.
-- *Deaths.* The supervisor holds a pidfd of each shard, made by the server before it could reap the shard; so it kills
+- *Deaths.* The supervisor holds a pidfd of each process, made by the server before it could reap it; so it kills
   exactly this process and knows that it is dead (P15), whatever becomes of the server. Only the exit code comes from
-  the server. A server that dies is replaced at the next start; shards do not need it.
-- *The supervisor's death.* Server and shards watch its pidfd. The server ends at once; shards finish their wire.
-- *The elector*, which holds the place in Kafka's group (`elector`), is started the same way.
-- *Signals* for the whole group or cgroup are blocked before the server exists, and ignored by it and by shards.
+  the server. A server that dies is replaced at the next start; its processes do not need it.
+- *The supervisor's death.* All watch its pidfd. The server ends at once; shards finish their wire; the elector
+  (`elector`), which holds the place in Kafka's group, leaves when they have.
+- *Signals* for the whole group or cgroup are blocked before the server exists, and ignored by it and by its processes;
+  so is SIGABRT, which systemd's watchdog sends to all of them when the supervisor hangs.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ class Forkserver:
         servers die again and again.
         """
         with self._lock:
-            process = self._server.start((name, target, spec), self._memory) if self._server is not None else None
+            if self._server is None:  # another thread has found it dead
+                return None
+            process = self._server.start((name, target, spec), self._memory)
             if process is not None:
                 self._lost = 0
                 return process
@@ -186,7 +189,7 @@ class _Server:
         if kind == _FAILED:
             os.close(read_fd)
             os.close(write_fd)
-            raise ShardError(f"a shard cannot be started: {os.strerror(code)}")
+            raise ShardError(f"the process {what[0]} cannot be started: {os.strerror(code)}")
         (sentinel,) = fds
         self._codes.pop(pid, None)
         return Process(self, pid, sentinel, read_fd, write_fd)
@@ -283,6 +286,7 @@ def serve(control_fd: int, supervisor_fd: int) -> NoReturn:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.signal(signal.SIGABRT, signal.SIG_IGN)  # abort() ends a process all the same
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a host that ignores it has passed that on, and codes would be lost
     _name("forkserver")
     gc.disable()  # what it frees becomes holes in shared pages

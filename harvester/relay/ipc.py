@@ -4,10 +4,11 @@
 (it is congested), the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose
 writes do block, always finds its reader reading.
 
-*Shared memory*. A few numbers that the supervisor alone writes. No lock of theirs is shared: a shard killed while
-holding one would hang all others. Each number is one aligned 64-bit word, so a reader sees the old value or the new one
-and nothing between. The memory itself bears locks that the kernel takes back from the dead: a shard is `present` on it
-for as long as it lives, and who has got `take_all` knows that no shard lives, nor ever will.
+*Shared memory*. A few numbers, each written by one process alone: the supervisor, or a shard that says whether it
+owes something (`owe`). No lock of theirs is shared: a shard killed while holding one would hang all others. Each number
+is one aligned 64-bit word, so a reader sees the old value or the new one and nothing between. The memory itself bears
+locks that the kernel takes back from the dead: a shard is *present* for as long as it lives (`be_present`), and a
+process for which `take_all` is true knows that no shard lives, nor will while it lives itself.
 
 Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. `harvester.neli.election` proves it, and ends it;
 shards compare the moment before every record (`trust_check`), so that it also expires while nobody can tell them.
@@ -19,12 +20,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import select
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence
 from time import CLOCK_BOOTTIME, clock_gettime_ns
+from typing import Any
 
 from harvester.clock import clock_s
 from harvester.relay.core.frames import MAX_ANSWER_BYTES, Frame, Splitter, encode
@@ -144,6 +148,84 @@ class ShardPipe:
         yield from self._splitter.feed(data)
 
 
+_LENGTH = struct.Struct("=I")
+
+
+class MessagePipe:
+    """The writing end of a pipe for pickled messages, for any thread. It never waits: what the pipe does not take is
+    kept, and goes with the next message."""
+
+    def __init__(self, fd: int) -> None:
+        """The descriptor is its own from now on."""
+        os.set_blocking(fd, False)
+        widen(fd)
+        self._fd = fd
+        self._lock = threading.Lock()  # of this process only
+        self._waiting: deque[memoryview] = deque()
+        self.waiting_bytes = 0
+
+    def send(self, message: Any, *, dispensable: bool = False) -> bool:
+        """Whether it is on its way: not if nobody reads any more, nor, if it is dispensable, while others wait."""
+        data = pickle.dumps(message)
+        with self._lock:
+            if not self._flush() or (dispensable and self._waiting):
+                return False
+            self._waiting.append(memoryview(_LENGTH.pack(len(data)) + data))
+            self.waiting_bytes += _LENGTH.size + len(data)
+            return self._flush()
+
+    def flush(self) -> None:
+        """Write what waits and is taken now."""
+        with self._lock:
+            self._flush()
+
+    def close(self) -> None:
+        """For who reads, the end."""
+        with self._lock:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _flush(self) -> bool:
+        """False when nobody reads any more."""
+        while self._waiting:
+            data = self._waiting[0]
+            try:
+                written = os.write(self._fd, data)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            self.waiting_bytes -= written
+            if written == len(data):
+                self._waiting.popleft()
+            else:
+                self._waiting[0] = data[written:]
+        return True
+
+
+class MessageReader:
+    """The reading end, for one thread."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._data = bytearray()
+
+    def receive(self) -> list[Any]:
+        """What came with one read, which waits until there is something; raises EOFError when nobody writes."""
+        data = os.read(self._fd, _READ_BYTES)
+        if not data:
+            raise EOFError
+        self._data += data
+        messages = []
+        while len(self._data) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
+            if len(self._data) < end:
+                break
+            messages.append(pickle.loads(self._data[_LENGTH.size : end]))  # noqa: S301 - from a process of ours
+            del self._data[:end]
+        return messages
+
+
 class Waker:
     """An eventfd with an owner: `set` after `close` does nothing, and never reaches whoever got its number since."""
 
@@ -171,8 +253,9 @@ class Waker:
                 os.close(self.fd)
 
 
-_TRUST, _IN_FLIGHT, _LIMIT, _TURNED, _MARKS = range(5)
-WORDS = 5
+_MOST_SHARDS = 256  # what a configuration and `scale` allow
+_TRUST, _IN_FLIGHT, _LIMIT, _TURNED, _MARKS, _LISTENED, _OWES = range(7)
+WORDS = _OWES + _MOST_SHARDS
 
 Shared = MutableSequence[int]  # WORDS signed 64-bit integers
 
@@ -201,31 +284,51 @@ _STANDS_STILL_S = 5.0
 
 
 def turn(shared: Shared, *, marks: bool) -> None:
-    """The supervisor turns now; whether its mark loop does, too."""
+    """The relay's thread turns now; whether the mark loop does, too."""
     shared[_MARKS] = marks
     shared[_TURNED] = clock_gettime_ns(CLOCK_BOOTTIME)
 
 
 def turned_s(shared: Shared) -> float:
-    """When the supervisor turned last, by CLOCK_BOOTTIME."""
+    """When the relay's thread turned last, by CLOCK_BOOTTIME."""
     return shared[_TURNED] / 1e9
 
 
 def marks_live(shared: Shared) -> bool:
-    """Liveness for the election (P14): supervisor and mark loop turn."""
+    """Liveness for the election (P14): relay and mark loop turn."""
     return bool(shared[_MARKS]) and clock_s() - turned_s(shared) < _STANDS_STILL_S
+
+
+def listen(shared: Shared) -> None:
+    """The supervisor's thread that is told of proofs turns now."""
+    shared[_LISTENED] = clock_gettime_ns(CLOCK_BOOTTIME)
+
+
+def listened_s(shared: Shared) -> float:
+    """When that thread turned last, by CLOCK_BOOTTIME."""
+    return shared[_LISTENED] / 1e9
+
+
+def owe(shared: Shared, index: int, *, owes: bool) -> None:
+    """Whether something of this shard may be on the wire when it is gone. Until it says otherwise it does."""
+    shared[_OWES + index] = owes
+
+
+def is_owed(shared: Shared) -> bool:
+    """Whether something may be on the wire of a shard that is gone."""
+    return any(shared[_OWES:])
 
 
 def be_present(memory: int) -> bool:
     """Say, until this process ends, that it may publish. False: it must not any more.
 
-    The descriptor, and no other one of this memory, may be closed before that.
+    From then on this process closes no descriptor of that memory: the kernel would take the lock for given back.
     """
     return _locked(memory, fcntl.LOCK_SH)
 
 
 def take_all(memory: int) -> bool:
-    """Whether no process is present; from then on none can be."""
+    """Whether no process is present; while this one lives none can be from then on."""
     return _locked(memory, fcntl.LOCK_EX)
 
 

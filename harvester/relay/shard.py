@@ -32,7 +32,7 @@ from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
 from harvester.relay.exactly_once import Transactor
 from harvester.relay.failpoints import Failpoints
-from harvester.relay.ipc import ShardPipe, Shared, Waker, be_present, in_flight, trust_check, widen
+from harvester.relay.ipc import ShardPipe, Shared, Waker, be_present, in_flight, owe, trust_check, widen
 from harvester.relay.purger import Purger
 from harvester.relay.put_away import PutAway, PutAwaySettings
 from harvester.relay.transaction_intake import TransactionIntake
@@ -112,12 +112,16 @@ def main(spec: ShardSpec, inbound: int, outbound: int, shared: Shared, superviso
     shard is present for as long as it lives.
     """
     if not be_present(memory):
-        return 0  # the supervisor is dead, and the place in the group given up
+        return 0  # the supervisor is dead, and the place in the group is being given up
+    owe(shared, spec.index, owes=True)
     widen(outbound)
     calm_collector()
     if spec.lanes is None:
         os.nice(_NICE)
-    return Shard(spec, ShardPipe(inbound, outbound), shared, supervisor_fd).run()
+    shard = Shard(spec, ShardPipe(inbound, outbound), shared, supervisor_fd)
+    code = shard.run()
+    owe(shared, spec.index, owes=code != 0 or shard.may_owe())
+    return code
 
 
 class Shard:
@@ -208,6 +212,11 @@ class Shard:
             self.send(f.Log(40, f"ends: {self._fatal}"))
             return EXIT_FATAL
         return 0
+
+    def may_owe(self) -> bool:
+        """Whether something that it sent is unsettled, or timed out not long ago and may still arrive."""
+        doubted_s = time.monotonic() - self.records.doubted_at
+        return self.records.unsettled > 0 or doubted_s < self.spec.linger_at_end_s
 
     # -- the supervisor
 

@@ -10,6 +10,7 @@ are queued: `Refusals` finds out who is at fault, and what follows for that reco
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -36,6 +37,8 @@ _MOST_BYTES = 1 << 23  # a commit has to be over soon, or its outcome counts as 
 class TransactionIntake:
     """A shard's records in exactly-once mode. Public attributes are for the transactor, under the lock but for single
     reads."""
+
+    doubted_at = -math.inf  # as a `Sender`'s; what was sent in a transaction that is not committed counts for nothing
 
     def __init__(self, most: int, policy: Policy, shard: ShardHost, put_away: PutAway | None = None) -> None:
         """`most` records go into one transaction. `put_away` as a `Sender`'s."""

@@ -96,7 +96,7 @@ def feed(gate: Gate, *, path: str, shards: int, records: int, settings: list[str
     }
 
 
-def settle_all(_spec: ShardSpec, inbound: int, outbound: int, _shared: Shared, _supervisor_fd: int) -> int:
+def settle_all(_spec: ShardSpec, inbound: int, outbound: int, _shared: Shared, _supervisor: int, _memory: int) -> int:
     """The entry of a shard that settles what it gets."""
     from harvester.delivery.decode import decode
     from harvester.relay.core import frames as f

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from harvester.clock import clock_s
+from harvester.relay.ipc import MessagePipe
+
 
 def report(variable: str, _inbound: int, outbound: int, shared: Any, _supervisor: int, _memory: int) -> int:
     """What this process looks like from inside; exits with 7."""
@@ -43,6 +46,28 @@ def wait_for_supervisor(_spec: Any, _inbound: int, _outbound: int, _shared: Any,
     poller.register(supervisor, select.POLLIN)
     poller.poll()
     return 0
+
+
+def leads(trusted_s: Any, _inbound: int, outbound: int, _shared: Any, supervisor: int, _memory: int) -> int:
+    """An elector that leads, says four times a second that it turns, and hears nothing."""
+    pipe = MessagePipe(outbound)
+    pipe.send(("state", (None, 0.0, 3)))
+    pipe.send(("trust", (clock_s() + (trusted_s if isinstance(trusted_s, float) else 600.0),)))
+    pipe.send(("acquired", (3,)))
+    while not select.select([supervisor], [], [], 0.25)[0]:
+        if not isinstance(trusted_s, float):
+            pipe.send(("turns", ()))
+    return 7
+
+
+def falls_silent(_spec: Any, *place: Any) -> int:
+    """An elector that leads, is trusted for half a second, and says nothing more."""
+    return leads(0.5, *place)
+
+
+def dies(*_: Any) -> int:
+    """Ends at once."""
+    return 9
 
 
 def supervise() -> NoReturn:

@@ -58,7 +58,7 @@ def strike(field: Field, kind: str, hold_s: float, rng: random.Random) -> str | 
             field.kill(process)
             field.start(process.slot)
         else:
-            with process.standing_still([process.identity, *process.shards()]):
+            with process.standing_still([process.identity, *process.family()]):
                 place.release()  # only the one that stands there shall be held, and only as long as it stands
                 time.sleep(hold_s)
         return process.name

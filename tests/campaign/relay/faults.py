@@ -23,7 +23,7 @@ from .history import Stuck
 from .setup import EXACTLY_ONCE
 
 # Shards see the end of their parent at once; what is on the wire may take the delivery timeout, and a purge.
-_SHARDS_END_WITHIN_S = 30.0
+_FAMILY_ENDS_WITHIN_S = 30.0
 _READY_WITHIN_S = 20.0  # it may never be ready while a server is away
 
 
@@ -104,13 +104,13 @@ class RelayStriker(Striker):
         process = self.field.pick(rng)
         if process is None:
             return None
-        shards = process.shards()
-        self.field.kill(process, shards=False)
+        family = process.family()
+        self.field.kill(process, alone=True)
         self.field.start(process.slot)
-        if not self.field.shards_gone(shards, _SHARDS_END_WITHIN_S):
-            self.field.accidents.append(f"shards of {process.name} outlived it by {_SHARDS_END_WITHIN_S:g} s")
-            for shard in shards:
-                send(shard, SIGKILL)
+        if not self.field.are_gone(family, _FAMILY_ENDS_WITHIN_S):
+            self.field.accidents.append(f"processes of {process.name} outlived it by {_FAMILY_ENDS_WITHIN_S:g} s")
+            for member in family:
+                send(member, SIGKILL)
         return process.name
 
     def _kill_group(self, rng: random.Random) -> str | None:
@@ -130,7 +130,7 @@ class RelayStriker(Striker):
         if what == "shard" and shards:
             chosen = [rng.choice(shards)]
         elif what == "leader":
-            chosen += shards
+            chosen += process.family()
         with process.standing_still(chosen):
             time.sleep(hold_s)
         return process.name

@@ -174,17 +174,17 @@ class Field(FieldBase[Process]):
         others = [process for process in self.alive() if process is not leader]
         return rng.choice(others) if leader is not None and others else None
 
-    def kill(self, process: Process, *, shards: bool = True) -> None:
-        """SIGKILL to the supervisor, and (unless that is what is tested) to its shards."""
-        family = process.shards()
+    def kill(self, process: Process, *, alone: bool = False) -> None:
+        """SIGKILL to the supervisor, and (unless that is what is tested) to its shards and its elector."""
+        family = process.family()
         process.asked = True
         if process.ended is None:
             process.ended = time.time()
         send(process.identity, SIGKILL)
         process.running.process.wait()
-        if shards:
-            for shard in family:
-                send(shard, SIGKILL)
+        if not alone:
+            for member in family:
+                send(member, SIGKILL)
 
     def stop(self, process: Process, timeout_s: float = 60.0) -> None:
         """SIGTERM, once: a second one would force it; whatever comes but exit code 0 is an accident."""
@@ -224,7 +224,7 @@ class Field(FieldBase[Process]):
             self.signal_server(server, SIGCONT)
             stack.start(self.stack, server, timeout_s=STARTS_WITHIN_S)
         for process in self.alive():
-            for member in (process.identity, *process.shards()):
+            for member in (process.identity, *process.family()):
                 send(member, SIGCONT)
         for links in self.links.values():
             for link in links.values():
@@ -234,10 +234,10 @@ class Field(FieldBase[Process]):
                 link.delay()
         self.plan.heal()
 
-    def shards_gone(self, shards: list[ProcessId], timeout_s: float) -> bool:
+    def are_gone(self, family: list[ProcessId], timeout_s: float) -> bool:
         """Wait until none of them runs."""
         deadline = time.monotonic() + timeout_s
-        while any(map(is_alive, shards)):
+        while any(map(is_alive, family)):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)

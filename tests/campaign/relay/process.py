@@ -10,7 +10,7 @@ from signal import SIGCONT, SIGSTOP
 
 from harvester.stack.processes import ProcessId, identify, send
 from tests.support.cli import RunningCli
-from tests.support.harvesting import shards_of
+from tests.support.harvesting import family_of, shards_of
 
 from . import logs
 from .setup import Setup
@@ -53,6 +53,11 @@ class Process:
     def shards(self) -> list[ProcessId]:
         """Its shards, now."""
         found = (identify(pid) for pid in shards_of(self.identity.pid))
+        return [each for each in found if each is not None]
+
+    def family(self) -> list[ProcessId]:
+        """All of its processes that were forked, now: its shards, and its elector."""
+        found = (identify(pid) for pid in family_of(self.identity.pid)[1:])
         return [each for each in found if each is not None]
 
     def log(self) -> list[str]:
