@@ -60,7 +60,7 @@ class TokenHook(str):
         except Exception as error:  # noqa: BLE001 - whatever it raises, connections that are open should stay
             text = f"oauth.token: {self} failed: {type(error).__name__}: {error}"
             logger = logging.getLogger("harvester")
-            if logger.hasHandlers():  # in shards there are none: the supervisor says it
+            if logger.hasHandlers():  # in shards there are none: the elector has it said
                 logger.warning("%s", text)
             return _last[self] if _is_valid(_last.get(self)) else (_NO_TOKEN, time.time() + _AGAIN_S)
         _last[self] = answer

@@ -32,7 +32,7 @@ import select
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -56,6 +56,7 @@ from harvester.relay.ipc import (
     take_all,
     turned_s,
 )
+from harvester.telemetry.logging import LOGGER
 
 _UP_LOOK_S = 0.02
 _RESTART_S = 1.0  # the group waits for the place that was lost in any case
@@ -378,7 +379,22 @@ def _unknown_cluster() -> BrokerUnavailable:
 
 def main(spec: ElectorSpec, inbound: int, outbound: int, shared: Shared, supervisor_fd: int, memory: int) -> int:
     """Entry of the process; the returned exit code ends it at once. Parameters are those of a shard's `main`."""
-    return ElectorProcess(spec, outbound, shared, memory).serve(inbound, supervisor_fd)
+    elector = ElectorProcess(spec, outbound, shared, memory)
+    logger = logging.getLogger(LOGGER)
+    logger.addHandler(_Forwards(elector.client_said))
+    logger.propagate = False
+    return elector.serve(inbound, supervisor_fd)
+
+
+class _Forwards(logging.Handler):
+    """What is logged here, as a token's function that fails is, the supervisor says."""
+
+    def __init__(self, said: Callable[[int, str], None]) -> None:
+        super().__init__()
+        self._said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said(record.levelno, record.getMessage())
 
 
 class ElectorProcess:

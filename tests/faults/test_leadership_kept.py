@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.support.families import family, pass_time, wait_members
 from tests.support.harvesting import Scene
+from tests.support.wait import eventually
 from tests.support.writing import figure, longest_gap_ms, verify, writing
 
 pytest_plugins = ["tests.support.scenes"]
@@ -22,6 +23,7 @@ def test_nine_freezes_of_half_the_heartbeat_timeout_cost_no_leadership(scene: Sc
         wait_members(scene, 2)
         with writing(scene) as load:
             load.wait(100)
+            eventually(lambda: any("leads as" in each.running.output for each in (one, two)), what="a leader")
             leader = one if "leads as" in one.running.output else two
             term = scene.term()
             whom = itertools.cycle([[], [leader.pid], leader.shards])  # the whole of it, the supervisor, the shards
@@ -45,6 +47,7 @@ def test_a_leader_with_a_tenth_of_the_time_keeps_its_lead(scene: Scene) -> None:
         wait_members(scene, 2)
         with writing(scene) as load:
             load.wait(100)
+            eventually(lambda: any("leads as" in each.running.output for each in (one, two)), what="a leader")
             leader = one if "leads as" in one.running.output else two
             term = scene.term()
             for _ in range(20):

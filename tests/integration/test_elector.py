@@ -5,16 +5,19 @@ Where sessions are long, what leads before one has run out was let in by a membe
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harvester import State
 from tests.support.families import family, full_wire, wait_gone
-from tests.support.harvesting import Scene, alive, causal, electors_of, messages, shards_of, wait_leads
+from tests.support.harvesting import Scene, alive, causal, children, electors_of, messages, shards_of, wait_leads
 from tests.support.wait import eventually
 from tests.support.writing import figure, verify, writing
 
@@ -245,3 +248,22 @@ def test_a_signal_to_all_processes_stops_in_good_order_and_at_once(scene: Scene,
         with scene.member(name="two", **LONG) as two:
             two.wait_leading()
             assert time.monotonic() - began < SESSION_S
+
+
+def test_nothing_is_left_of_a_member_that_has_stopped(scene: Scene) -> None:
+    """No process, thread or descriptor; compared from the second run on, when what is made once is there."""
+
+    def run() -> None:
+        with scene.member() as running:
+            running.wait_leading()
+
+    def held() -> tuple[list[str], list[int], int]:
+        gc.collect()
+        threads = sorted(thread.name for thread in threading.enumerate())
+        return threads, children(os.getpid()), len(list(Path("/proc/self/fd").iterdir()))
+
+    run()
+    first = held()
+    run()
+    run()
+    eventually(lambda: held() == first, 10, f"threads, children and descriptors as before {first}; now {held()}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +131,19 @@ def test_what_arrives_during_a_drain_is_given_back() -> None:
     shard.dispatch((2, b"b"), epoch=2)
     assert shard.dropped() == [1, 2]
     assert shard.produced == []
+
+
+def test_a_record_that_timed_out_leaves_doubt_and_one_that_was_refused_none() -> None:
+    """What a shard that ends says it owes (P49): settled or not, bytes of that record may be under way."""
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"b"))
+    shard.fail(2, KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert shard.sender.doubted_at == -math.inf
+    before = time.monotonic()
+    shard.fail(1, KafkaError._MSG_TIMED_OUT)
+    shard.sender.stop()
+    assert shard.sender.unsettled == 0
+    assert shard.sender.doubted_at >= before
 
 
 def test_a_stopped_shard_finishes_what_is_on_the_wire_and_sends_nothing_more() -> None:
