@@ -31,7 +31,7 @@ from harvester.status import LastEvent, State, Status, adapter
 from tests.conftest import MakeTopic
 from tests.support.browser import dump_dom
 from tests.support.cli import RunningCli
-from tests.support.harvesting import Scene, log_lines, messages, wait_leads
+from tests.support.harvesting import Scene, kill_family, log_lines, messages, wait_leads
 from tests.support.hooks import Fault
 from tests.support.longs import long
 from tests.support.proxy import Proxy
@@ -245,7 +245,7 @@ def test_a_standby_is_ready_while_both_servers_answer(scene: Scene) -> None:
 def test_who_waits_for_a_dead_member_says_so_and_until_when(scene: Scene) -> None:
     with scene.cli(session_timeout="12s") as killed:
         wait_leads(killed)
-        killed.process.kill()
+        kill_family(killed.pid)
     with scene.cli(http=HTTP, session_timeout="12s") as running:
         url = base_url(running)
 
@@ -287,7 +287,7 @@ def test_a_standby_says_that_it_waits_for_a_leader_that_died_beside_it(scene: Sc
             return status
 
         assert shown().waits_for is None
-        leader.process.kill()
+        kill_family(leader.pid)
         eventually(lambda: shown().waits_for is not None, what="the wait for the dead one")
         waiting, (code, text) = shown(), get(f"{url}/readyz")
         assert waiting.waits_until_at is not None

@@ -90,7 +90,7 @@ def test_shards_end_with_a_supervisor_that_is_killed(scene: Scene) -> None:
     with scene.cli() as running:
         leading(scene, running)
         family = descendants(running.pid)
-        assert len(family) == 3  # two shards, and the server that forked them
+        assert len(family) == 4  # two shards, the elector, and the server that forked them
         for number in range(2, 30):
             scene.add(("a", str(number)))
         running.process.kill()

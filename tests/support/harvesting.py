@@ -6,9 +6,11 @@ The fixtures are in tests/support/scenes.py.
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -313,6 +315,13 @@ def electors_of(pid: int) -> list[int]:
 def family_of(pid: int) -> list[int]:
     """All that freezes with its machine, the supervisor first."""
     return [pid, *_forked(pid)]
+
+
+def kill_family(pid: int) -> None:
+    """SIGKILL to all of them, as when a machine dies: nobody is left to leave the group."""
+    for member in family_of(pid):
+        with suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
 
 
 def _forked(pid: int) -> list[int]:

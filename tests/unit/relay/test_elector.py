@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.clock import clock_s
@@ -33,6 +33,7 @@ from harvester.relay.forkserver import Forkserver
 from harvester.relay.ipc import WORDS, MessagePipe, MessageReader, be_present, listen, listened_s, owe, turn
 from tests.support.forked import dies, falls_silent, leads
 from tests.support.harvesting import alive, electors_of
+from tests.support.longs import some_of
 from tests.support.wait import eventually
 
 SETTINGS = MemberSettings(
@@ -107,33 +108,37 @@ def test_shards_of_a_dead_supervisor_have_their_time_and_no_more_than_their_wire
     assert not made.forsake(120.0, 100.0)
 
 
+LATER_S = st.sampled_from([0.0, 0.1, 0.4, 1.0, 2.6, 3.0])
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["proof", "turn", "leads", "fenced", "forsake", "orphan"]), st.floats(0.0, 3.0)),
-    max_size=40,
+    st.tuples(st.sampled_from(["proof", "leads", "fenced", "forsake"]), LATER_S, st.booleans()), max_size=8
 )
+MOMENTS = st.lists(LATER_S, min_size=1, max_size=4)
 
 
-@given(EVENTS)
-def test_nothing_is_over_before_what_was_told_has_left_the_wire(events: list[tuple[str, float]]) -> None:
+@settings(max_examples=some_of(2_000))
+@given(EVENTS, st.booleans(), MOMENTS)
+def test_nothing_is_over_before_what_was_told_has_left_the_wire(
+    events: list[tuple[str, float, bool]], dies: bool, moments: list[float]
+) -> None:
     made, now, turned_at, told = promises(), 100.0, 100.0, 0.0
-    expired_unfenced = False
-    for name, later_s in events:
+    for name, later_s, turns in events:
         now += later_s
+        turned_at = now if turns else turned_at
         match name:
-            case "turn":
-                turned_at = now
             case "proof":
-                expired_unfenced = made.leads and now >= told
+                had_ended = made.leads and now >= told
                 if made.prove(now + 3.0, now, turned_at) is TELL:
-                    assert not expired_unfenced
+                    assert not had_ended
                     told = now + 3.0
-            case "leads" | "fenced":
-                made.leads = name == "leads"
             case "forsake":
                 if made.forsake(now, turned_at):
                     assert now >= max(turned_at + 6.0, told + 3.0)
-            case "orphan":
-                made.orphan(now)
+            case _:
+                made.leads = name == "leads"
+    if dies:
+        made.orphan(now)
+    for later_s in moments:
+        now += later_s
         if made.is_over(now, turned_at):
             assert now >= told + 3.0
 
