@@ -50,7 +50,8 @@ def show_letter(options: DeadLetterTopicOptions, place: str, *, json_: bool) -> 
     found = topic.read(lambda letter: letter.place == place)
     _require(found, topic)
     if json_:
-        print_json({**_which(topic), "record": as_json(found[0], value=True)})
+        shown, *others = [as_json(letter, value=True) for letter in found]
+        print_json({**_which(topic), "record": shown, "others": others})
         return
     for letter in found:  # of several groups that share the topic, or of a topic made anew
         print_rich(_page_of(letter))

@@ -28,7 +28,7 @@ class Letters:
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.name, self._bootstrap = f"{uuid.uuid4().hex[:8]}.dead-letters", bootstrap
-        options = {"bootstrap.servers": bootstrap, "broker.address.family": "v4"}
+        self.options = options = {"bootstrap.servers": bootstrap, "broker.address.family": "v4"}
         self.topic = DeadLetterTopic(self.name, options)
         ensure_dead_letter_topic(self.name, options)
         ensure_dead_letter_topic(self.name, options)
@@ -73,7 +73,17 @@ def test_list_and_show(letters: Letters) -> None:
     found = letters.json("show", first)["record"]
     assert (found["id"], found["attempts"], found["value"]) == (first, 5, "v")
     assert found["headers"] == [{"key": "h", "value": None, "value_base64": "/w=="}]
-    assert letters.json("show", second)["record"]["value_bytes"] is None
+    shown = letters.json("show", second)
+    assert (shown["record"]["value_bytes"], shown["others"]) == (None, [])
+
+
+def test_all_letters_of_a_place_are_shown(letters: Letters) -> None:
+    """Of two groups that share the topic."""
+    one = letters.letters[0]
+    DeadLetterWriter(letters.name, letters.options).send(replace(one, group="shipping", error="ValueError: too late"))
+    shown = letters.json("show", one.place)
+    found = {each["group"]: each["error"] for each in (shown["record"], *shown["others"])}
+    assert found == {"billing": one.error, "shipping": "ValueError: too late"}
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_what_arrives_during_a_drain_is_given_back() -> None:
 
 
 def test_a_record_that_timed_out_leaves_doubt_and_one_that_was_refused_none() -> None:
-    """What a shard that ends says it owes (P49): settled or not, bytes of that record may be under way."""
+    """What a shard that ends says it owes (P51): settled or not, bytes of that record may be under way."""
     shard = Shard()
     shard.dispatch((1, b"a"), (2, b"b"))
     shard.fail(2, KafkaError.UNKNOWN_TOPIC_OR_PART)
