@@ -179,14 +179,14 @@ class Purger(threading.Thread):
 
     def _delete(self, batch: list[ReadRow]) -> None:
         try:
-            others = self._session.delete(RowVersions.of(batch))
+            others = self._session.delete(_versions(batch))
         except psycopg.errors.LockNotAvailable:
             self._delete_unlocked(batch)
         else:
             self._refuse(others)
 
     def _delete_unlocked(self, batch: list[ReadRow]) -> None:
-        locked, others = self._session.delete_unlocked(RowVersions.of(batch))
+        locked, others = self._session.delete_unlocked(_versions(batch))
         self._refuse(others)
         self._locked += [row for row in batch if row.id in set(locked)] if locked else []
         self._locked_due = time.monotonic() + _LOCKED_AGAIN_S
@@ -263,3 +263,7 @@ class Purger(threading.Thread):
             self._troubles.discard(what)
             if not self._troubles:
                 self._shard.send(Trouble(None))
+
+
+def _versions(rows: list[ReadRow]) -> RowVersions:
+    return RowVersions([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows])

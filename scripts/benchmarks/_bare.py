@@ -23,7 +23,7 @@ from scripts.benchmarks._worker import Gate
 
 # As `decode` expects them.
 _SELECT = (
-    "SELECT id, kafka_key, create_time, '-9223372036854775808'::bigint, kafka_topic,"
+    "SELECT id, kafka_key, create_time, '-9223372036854775808'::bigint, xmin, kafka_topic,"
     " kafka_header_keys, kafka_header_values, kafka_value FROM outbox"
 )
 _SILENCE_S = 30.0
@@ -91,7 +91,7 @@ class _Bare:
         for record in decode(rows):
             if isinstance(record, Broken):
                 raise SystemExit(f"a row is broken: {record.reason}")
-            record_id, key, topic, value, headers, partition, _ = record
+            record_id, key, topic, value, headers, partition, *_ = record
             produce(topic, value, key, partition, partial(delivered, record_id), None, 0, headers)
 
     def _wait_for(self, unsettled: int) -> None:

@@ -299,7 +299,9 @@ class TransactionQueue:
 def versions_of(entries: list[QueuedRecord]) -> RowVersions:
     """How progress names them."""
     entries.sort(key=_BY_ID)
-    return RowVersions.of([entry.record for entry in entries], [entry.row_sum for entry in entries])
+    rows = [entry.record for entry in entries]
+    versions = [row.xmin for row in rows], [row.created_us for row in rows]
+    return RowVersions([row.id for row in rows], *versions, [entry.row_sum for entry in entries])
 
 
 def _name(entry: QueuedRecord) -> bytes | int:
