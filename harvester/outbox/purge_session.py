@@ -252,13 +252,18 @@ class PurgeSession:
         return self._shape
 
     def delete_unlocked(self, rows: RowVersions) -> tuple[list[int], list[int]]:
-        """Delete those that nobody has locked; returns the ids of the locked ones, and those of other records."""
+        """Delete those that nobody has locked; returns the ids of the others, and those of other records.
+
+        Who writes a row anew at this moment is as good as one who has locked it.
+        """
         assert self._connection is not None
         locked = self._purge_unlocked(rows)
         self._check_server(self._connection)
         same, others = self._written_anew(rows.without(set(locked)))
         if same.ids:
             locked += self._purge_unlocked(same)
+            again, _ = self._written_anew(same.without(set(locked)))
+            locked += again.ids
         return locked, others
 
     def _purge_unlocked(self, rows: RowVersions) -> list[int]:

@@ -130,10 +130,10 @@ class Purger(threading.Thread):
         return self.ask(self._session.term)
 
     def delete(self, rows: RowVersions) -> bool:
-        """Delete these rows now, on this thread, and leave others that have their ids; False when it ends before."""
+        """Delete these rows now, on this thread; False when it ends before, as it does where others have their ids."""
 
         def delete() -> bool:
-            self._session.delete(rows)
+            self._refuse(self._session.delete(rows))
             return True
 
         return self.ask(delete) is not None

@@ -234,13 +234,16 @@ def kill_before_the_purge(scene: Scene, marking: str) -> list[int]:
 def test_a_successor_purges_no_row_that_has_the_id_of_a_committed_one(
     scene: Scene, marking: str, change: Change
 ) -> None:
-    """Nobody leads while the ids are given out again, and the lane's progress names them."""
+    """Nobody leads while the ids are given out again, and the lane's progress names them. The new rows get another
+    incarnation: under the old one, consumers would take them for repeats."""
     replace_rows(scene, change, kill_before_the_purge(scene, marking))
+    before = incarnation(scene)
     with scene.cli(name="second", marking=marking, delivery="exactly-once", shards=1) as running:
         wait_leads(running)
         scene.wait_left()
         assert running.stop() == 0
     assert_published_once(scene, "new", KEYS)
+    assert incarnation(scene) != before
 
 
 @BOTH
@@ -254,6 +257,32 @@ def test_a_successor_purges_what_was_committed_from_a_table_that_is_written_anew
         wait_leads(running)
         scene.wait_left()
         assert running.stop() == 0
+    assert_published_once(scene, "old", KEYS)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["one leader", "a successor"])
+def test_exactly_once_rows_without_a_moment_are_known_by_their_content(scene: Scene, plan: Plan, dies: bool) -> None:
+    """Their times do not tell whether they are the same; in the next incarnation their sums do (P49)."""
+    scene.db.execute("ALTER TABLE outbox ALTER create_time TYPE timestamptz(0)")
+    given: dict[str, Any] = {"marking": "table", "delivery": "exactly-once", "shards": 1}
+    if dies:
+        kill_before_the_purge(scene, "table")
+        update(scene.db)
+        with scene.cli(name="second", **given) as running:
+            wait_leads(running)
+            scene.wait_left()
+            assert running.stop() == 0
+    else:
+        with scene.embedded(**given, **PATIENT) as leader:
+            leader.wait_leading()
+            scene.add(*rows("warm"))
+            scene.wait_left()
+            with plan.blocked("shard.committed") as reached:
+                with scene.db.transaction():
+                    scene.add(*rows("old"))
+                reached()
+                update(scene.db)
+            scene.wait_left()
     assert_published_once(scene, "old", KEYS)
 
 
@@ -342,6 +371,28 @@ def test_a_locked_row_that_was_updated_is_tried_apart(scene: Scene, purging: Pur
         assert purging.session.delete_unlocked(meant) == ([ids[2], ids[1]], [])
     assert scene.left() == ids[1:]
     assert purging.session.delete_unlocked(meant) == ([], [])
+    assert scene.left() == []
+
+
+def test_a_row_that_is_written_anew_while_it_is_purged_is_tried_again(
+    scene: Scene, purging: Purging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would count as settled, stay, and be published once more, exactly once, too."""
+    [record] = scene.add(("k", "1"))
+    meant, session = purging.versions(record), purging.session
+    update(scene.db)
+    purge = session._purge_unlocked
+
+    def overtaken(rows: RowVersions) -> list[int]:
+        if rows != meant:  # as it was found to be by now
+            update(scene.db)
+        return purge(rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_purge_unlocked", overtaken)
+        assert session.delete_unlocked(meant) == ([record], [])
+    assert scene.left() == [record]
+    assert session.delete_unlocked(meant) == ([], [])
     assert scene.left() == []
 
 
