@@ -101,7 +101,7 @@ class Promises:
 
     Moments are seconds of a clock that runs through suspend. `turned_at`: when the supervisor turned last.
 
-    - leads: the member has told that it leads, and not yet that this is over
+    - leads: the supervisor was told that it leads, and not yet that this is over
     - orphaned_at: when the supervisor was found dead
     - forsaken: it stood still for a session; the place is being given up
     """
@@ -412,6 +412,8 @@ class ElectorProcess:
         self._in_revoke = False
         self._troubled = False
         self._leaving = False
+        # Within a leadership: whether the supervisor was told to trust; whether it has to be before it is told to lead.
+        self._is_trusted = self._is_to_lead = False
         self._left = Waker()
         self._code = 0
 
@@ -511,26 +513,33 @@ class ElectorProcess:
     # -- the listener
 
     def acquired(self) -> None:
-        if not self._leaving:
-            self._promises.leads = True
+        self._is_to_lead = not self._leaving
+        self._tell_acquired()
+
+    def _tell_acquired(self) -> None:
+        """One that seemed to stand still at the first proof would have no trust to lead with."""
+        if self._is_to_lead and self._is_trusted:
+            self._is_to_lead, self._promises.leads = False, True
             self._tell_state()
             self._tell("acquired", self._group.highest_term)
 
     def fenced(self, reason: str) -> None:
-        self._promises.leads = False
+        self._is_trusted = self._is_to_lead = self._promises.leads = False
         self._tell("fenced", reason)
 
     def trust(self, until_s: float) -> None:
         match self._promises.prove(until_s, clock_s(), self._turned_at):
             case ProofVerdict.TELL:
                 self._tell("trust", until_s)
+                self._is_trusted = True
+                self._tell_acquired()
             case ProofVerdict.STEP_DOWN:
                 self._group.step_down("the supervisor stood still until its trust had ended")
             case ProofVerdict.KEEP:
                 pass
 
     def revoking(self, within_s: float) -> None:
-        self._promises.leads = False
+        self._is_trusted = self._is_to_lead = self._promises.leads = False
         self._in_revoke = True
         self._revokes += 1
         deadline = clock_s() + within_s

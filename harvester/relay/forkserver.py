@@ -16,7 +16,7 @@ pages of what was imported, and start in milliseconds (ADR 22).
 - *The supervisor's death.* All watch its pidfd. The server ends at once; shards finish their wire; the elector
   (`elector`), which holds the place in Kafka's group, leaves when they have.
 - *Signals* for the whole group or cgroup are blocked before the server exists, and ignored by it and by its processes;
-  so is SIGABRT, which systemd's watchdog sends to all of them when the supervisor hangs.
+  so is SIGABRT, which systemd's watchdog sends to all of them by default when the supervisor hangs.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Marker(threading.Thread):
 
     def ids_given_again(self) -> None:
         """The next term begins another incarnation (P50); safe from any thread."""
-        self._taker.ids_restarted = True
+        self._taker.ids_given_again()
 
     def log_in(self, dsn: str) -> None:
         """Connect with this from now on; safe from any thread."""

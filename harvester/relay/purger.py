@@ -188,7 +188,8 @@ class Purger(threading.Thread):
     def _delete_unlocked(self, batch: list[ReadRow]) -> None:
         locked, others = self._session.delete_unlocked(_versions(batch))
         self._refuse(others)
-        self._locked += [row for row in batch if row.id in set(locked)] if locked else []
+        is_locked = set(locked)
+        self._locked += [row for row in batch if row.id in is_locked]
         self._locked_due = time.monotonic() + _LOCKED_AGAIN_S
 
     def _refuse(self, others: list[int]) -> None:

@@ -165,6 +165,10 @@ class TermTaker:
     def trouble(self, text: str | None) -> None:
         self._host.report(TermWait(text))
 
+    def ids_given_again(self) -> None:
+        """The next term begins another incarnation (P50); safe from any thread."""
+        self.ids_restarted = True
+
 
 AT_LEAST_ONCE: Literal["at-least-once"] = "at-least-once"
 EXACTLY_ONCE: Literal["exactly-once"] = "exactly-once"
@@ -176,13 +180,14 @@ class TakeOver(Protocol):
     def is_over(self) -> bool: ...
     def pause(self, seconds: float) -> None: ...
     def trouble(self, text: str | None) -> None: ...
+    def ids_given_again(self) -> None: ...  # another record stands under the id of one that was published
 
 
 class _LaneOwner:
     """Opens the lanes of a predecessor (a `LaneHost`): with a database session of its own."""
 
     def __init__(self, session: PurgeSession, taker: TakeOver) -> None:
-        self._session = session
+        self._session, self._ids_given_again = session, taker.ids_given_again
         self.is_over, self.pause, self.trouble = taker.is_over, taker.pause, taker.trouble
 
     def term_row(self) -> tuple[int, str | None]:
@@ -191,7 +196,10 @@ class _LaneOwner:
 
     def delete(self, rows: RowVersions) -> bool:
         self._session.ready()
-        self._session.delete(rows)
+        others = self._session.delete(rows)
+        if others:
+            self._ids_given_again()
+            self._session.refuse_other(others[0])
         return True
 
     def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions]) -> list[int]:

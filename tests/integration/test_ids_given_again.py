@@ -213,7 +213,7 @@ def test_what_is_committed_is_purged_from_a_table_that_is_written_anew(
 def kill_before_the_purge(scene: Scene, marking: str) -> list[int]:
     """A harvester that has committed, and is killed with its shards before it has deleted; the ids."""
     env = scene.plan.env
-    with scene.cli(env=env, marking=marking, delivery="exactly-once", shards=1) as running:
+    with scene.cli(env=env, marking=marking, delivery="exactly-once", shards=1, **PATIENT) as running:
         wait_leads(running)
         scene.add(*rows("warm"))
         scene.wait_left()
@@ -231,14 +231,15 @@ def kill_before_the_purge(scene: Scene, marking: str) -> list[int]:
 
 @BOTH
 @CHANGES
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 def test_a_successor_purges_no_row_that_has_the_id_of_a_committed_one(
-    scene: Scene, marking: str, change: Change
+    scene: Scene, marking: str, change: Change, delivery: str
 ) -> None:
     """Nobody leads while the ids are given out again, and the lane's progress names them. The new rows get another
     incarnation: under the old one, consumers would take them for repeats."""
     replace_rows(scene, change, kill_before_the_purge(scene, marking))
     before = incarnation(scene)
-    with scene.cli(name="second", marking=marking, delivery="exactly-once", shards=1) as running:
+    with scene.cli(name="second", marking=marking, delivery=delivery, shards=1) as running:
         wait_leads(running)
         scene.wait_left()
         assert running.stop() == 0

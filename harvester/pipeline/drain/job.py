@@ -62,6 +62,9 @@ class _Borrowing:
     def trouble(self, text: str | None) -> None:
         """Nobody is told: the drain fails if it takes too long."""
 
+    def ids_given_again(self) -> None:
+        """The drain fails; the next leader begins another incarnation."""
+
 
 def settle(config: Config, is_over: Callable[[], bool]) -> Callable[[TermRow, int, UUID, UUID], None]:
     """For a Borrower: called with the row that the term was taken from, the term, its holder and the incarnation.

@@ -306,6 +306,19 @@ def test_a_leader_that_stops_answers_its_revoke_while_the_group_is_left(group: N
         assert group.left.is_set()
 
 
+def test_who_stands_still_when_its_leadership_begins_is_told_once_it_turns(group: NotedGroup) -> None:
+    """Told to lead without trust, it would find that its term is over; and what it was never told has not ended."""
+    with Stage(group, 60.0, LONG_S, LONG_S) as stage:
+        stage.still.set()
+        eventually(lambda: clock_s() > listened_s(stage.shared) + 0.6, what="that it stands still")
+        group.elected(clock_s() + 30)
+        stage.go_on()
+        group.listener.trust(clock_s() + 30)
+        stage.wait_told("acquired")
+        assert [name for name, _ in stage.told if name in ("trust", "acquired")] == ["trust", "acquired"]
+        assert group.calls == []
+
+
 def test_a_late_answer_to_one_revoke_is_none_to_the_next(group: NotedGroup) -> None:
     with Stage(group, 60.0, LONG_S, 0.0) as stage:
         stage.answers = False
