@@ -21,12 +21,14 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PLACE = ROOT / "build" / "release"
 TOOLS = ("build==1.6.1", "twine==7.0.0", "cyclonedx-bom==7.5.0")
+BACKEND = ("hatchling", "hatch-fancy-pypi-readme")
 UNRELEASED = "## Unreleased"
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:(a|b|rc)(\d+))?")
 _STAGES = {"a": 0, "b": 1, "rc": 2, None: 3}
@@ -200,9 +202,7 @@ def _tools() -> Path:
     home = PLACE / "tools"
     stamp = home / "made-for"
     # The backend that builds is the one that the tests know.
-    wanted = "\n".join(
-        (*TOOLS, _run(sys.executable, "-c", "import setuptools as s; print(f'setuptools=={s.__version__}')"))
-    )
+    wanted = "\n".join((*TOOLS, *(f"{name}=={installed(name)}" for name in BACKEND)))
     if not stamp.is_file() or stamp.read_text() != wanted:
         _say("installing the tools (once)")
         shutil.rmtree(home, ignore_errors=True)

@@ -36,15 +36,6 @@ ALL_MODES = tuple(
     (delivery, marking) for delivery in ("at-least-once", "exactly-once") for marking in ("memory", "table")
 )
 EACH_MODE = (("at-least-once", "memory"), ("exactly-once", "table"))
-_BUILD = (
-    "pyproject.toml",
-    "setup.py",
-    "README.md",
-    "LICENSE",
-    "harvester",
-    "cli",
-    "docs/man",
-)  # what a wheel is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,16 +192,8 @@ def interpreter(version: str) -> Path:
 def _wheel(place: Path) -> Path:
     built = sorted((place / "wheel").glob("*.whl"))
     if not built:
-        source = place / "source"
-        for name in _BUILD:  # copied: the build writes beside what it reads
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / name, source / name)
-        (place / "wheel").mkdir()
-        program = f"from setuptools import build_meta; build_meta.build_wheel({str(place / 'wheel')!r})"
-        _run([sys.executable, "-c", program], source)
+        wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        _run([*wheel, "--no-build-isolation", "--wheel-dir", place / "wheel", ROOT], place)
         built = sorted((place / "wheel").glob("*.whl"))
     return built[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +15,6 @@ RECORDS = 5_000
 TOPIC = "orders"
 PUMP = ("pump", "--topic", TOPIC, "--records", str(RECORDS), "--rows-per-transaction", "5")
 _PUBLISHED_S = 120
-_BUILD = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "harvester", "cli", "docs/man")
 _COUNTS = ("inserted", "delivered", "lost", "duplicates", "order_violations", "pending")
 
 
@@ -77,16 +75,10 @@ def is_good(found: Mapping[str, int]) -> bool:
 
 def wheel_house(into: Path) -> Path:
     """A directory with the wheel of this checkout and all that it needs: what an index would give."""
-    source, wheels = into / "source", into / "wheels"
-    for name in _BUILD:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, source / name)
+    wheels = into / "wheels"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     for command in (
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source)],
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)],
         [*pip, "download", "--require-hashes", "--only-binary=:all:", "--dest", str(wheels),
          "-r", str(ROOT / "requirements-demo.lock")],
     ):  # fmt: skip

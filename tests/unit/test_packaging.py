@@ -1,4 +1,4 @@
-"""What pyproject.toml lists by hand is what the tree holds."""
+"""Locks, names and messages fit the distribution. What is in it: tests/packaging/test_wheel.py."""
 
 from __future__ import annotations
 
@@ -11,32 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from setuptools import find_packages
 
 ROOT = Path(__file__).parents[2]
 
 
 def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
-
-
-def test_every_package_is_shipped() -> None:
-    found = set()
-    for folder, package in (("harvester", "harvester"), ("cli/harvester_cli", "harvester_cli")):
-        for file in (ROOT / folder).rglob("__init__.py"):
-            found.add(".".join((package, *file.parent.relative_to(ROOT / folder).parts)))
-    options = project()["tool"]["setuptools"]["packages"]["find"]
-    shipped = {name for where in options["where"] for name in find_packages(ROOT / where, include=options["include"])}
-    assert shipped == found
-
-
-def test_every_data_file_is_shipped() -> None:
-    data = project()["tool"]["setuptools"]["package-data"]
-    for folder, package in (("harvester", "harvester"), ("cli/harvester_cli", "harvester_cli")):
-        patterns = [*data["*"], *(f"{folder}/{pattern}" for pattern in data.get(package, ()))]
-        for file in (ROOT / folder).rglob("*"):
-            if file.is_file() and file.suffix not in (".py", ".pyc"):
-                assert any(file.match(pattern) for pattern in patterns), f"{file} would be missing from a wheel"
 
 
 def test_the_locks_name_every_dependency_and_no_index() -> None:
