@@ -61,6 +61,7 @@ def test_the_former_distribution_is_replaced(tmp_path: Path) -> None:
     paths = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     (site / "dependencies.pth").write_text("\n".join(paths) + "\n")
     _former(site)
+    (checkout / "outbox_harvester.egg-info").mkdir()
     version = subprocess.run([place / "bin/python", "--version"], capture_output=True, text=True, check=True).stdout
     digest = hashlib.sha256((checkout / "requirements.lock").read_bytes()).hexdigest()
     (place / ".lock.stamp").write_text(f"{checkout} {version.strip()} {digest}  -\n")  # dependencies are there
@@ -73,5 +74,6 @@ def test_the_former_distribution_is_replaced(tmp_path: Path) -> None:
         names = {found.metadata["Name"] for found in distributions(path=[str(site)])}
         assert names == {"outbox-harvester"}
     assert not list(site.glob("__editable__.harvester-*"))
+    assert not (checkout / "outbox_harvester.egg-info").exists()
     shown = subprocess.run([place / "bin/harvester", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("harvester ")
