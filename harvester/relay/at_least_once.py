@@ -1,22 +1,22 @@
-"""Sends a shard's records at least once: barrier, produce, acknowledgement, and what follows a failure.
+"""Sends a shard's records at least once: barrier, produce, acknowledgement, failures.
 
-Three threads call in: the shard's main thread with frames and due retries, the delivery thread with reports, the
-purger with commits. One lock orders them; nobody waits for anything while holding it. At most one record of a key is
-unsettled on the wire, so whichever thread lowers a barrier may produce the next record itself.
+Three threads call in: the shard's main thread with frames and due retries, the delivery thread with reports, and the
+purger with commits. One lock serialises them; no thread waits for anything while holding it. At most one record of a
+key is unsettled on the wire, so the thread that lowers a barrier may produce the next record itself.
 
 Trust is checked immediately before every produce (P12). Once it has expired, everything queued is dropped and
-everything that arrives is refused until the supervisor's next `Remark`: sending on after a gap would reorder keys.
+everything that arrives is refused until the supervisor's next `Remark`: resuming after a gap would reorder keys.
 
-An acknowledgement counts only if it carries an offset, which only the broker that appended the record can give (P45).
-The client also reports a record as delivered, without an offset, when the broker refused its request for now and
-accepted a later one for the same partition: a broker that knows nothing of the producer takes any first sequence
+An acknowledgement counts only if it carries an offset, which only the broker that appended the record can supply (P45).
+The client also reports a record as delivered, without an offset, when the broker temporarily refused its request and
+then accepted a later one for the same partition: a broker that has no state for the producer accepts any first sequence
 number (KAFKA-15591), so the record is in no log. Its fate is unknown, as after a timeout, and it is sent again.
 
-Whatever the work on a record raises breaks that record, never the shard (P33). A record that could not be sent is
-tried again from here (held), handed back to the supervisor until its time has come (parked), quarantined, or given up.
-While nothing gets through at all it is held: nobody else could be sent either, and nothing more is taken from the
-table. Where others get through, or the record itself is at fault, it is parked, so that records that are stuck never
-use up what is shared.
+An exception while handling a record affects only that record, never the shard (P33). A record that could not be sent is
+retried here (held), handed back to the supervisor until its retry is due (parked), quarantined, or given up. While
+nothing at all gets through, it is held: no other record could be sent either, and nothing more is read from the table.
+If other records get through, or the record itself is at fault, it is parked, so that stuck records never use up shared
+capacity.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from harvester.relay.purger import ShardHost
 from harvester.relay.put_away import NOT_STORED, Outcome, PutAway
 from harvester.telemetry.latency import Histogram
 
-RESERVED = "its topic is one of the harvester's own, where a record could pass for the harvester's word"
-INFERRED = KafkaError(KafkaError._MSG_TIMED_OUT, "the client inferred its acknowledgement from a later record's")
+RESERVED = "its topic is one of the harvester's own: the record could be mistaken for one written by the harvester"
+INFERRED = KafkaError(KafkaError._MSG_TIMED_OUT, "the client inferred its acknowledgement from that of a later record")
 
 _BUFFER_RETRY_S = 0.05
 
@@ -63,7 +63,7 @@ TooLarge = tuple[BarrierEntry, KafkaError, tuple[str, int]]  # with topic and pa
 
 
 class Sender:
-    """A shard's records in at-least-once mode, and what becomes of them."""
+    """Sends and settles a shard's records in at-least-once mode."""
 
     def __init__(
         self,
@@ -75,30 +75,29 @@ class Sender:
         dated: bool = False,
         put_away: PutAway | None = None,
     ) -> None:
-        """`dated`: a record's timestamp is its row's create_time; else the moment at which it is produced.
+        """`dated`: a record's timestamp is its row's create_time, otherwise the time at which it is produced.
 
-        `put_away`: what sees to the values of records that are too large; None: nothing does.
+        `put_away` stores the values of records that are too large; None: no values are stored.
         """
         self._producer, self._reserved, self._dated, self._put_away = producer, reserved, dated, put_away
         self._stamps = Stamps(header, shard.index)
         self._shard = shard
         self._lock = threading.Lock()
         self._barrier = Barrier()
-        # Under whom it sends, if it does.
+        # Epoch and term of the leader it sends for, if any.
         self._epoch = 0
         self._term: int | None = None
         self._holder: str | None = None
         self._blocked = True  # until the first Remark under a term
-        # What failed.
         self._attempts = Attempts(policy)
         self._timers: list[tuple[float, int, int]] = []  # due, tie-breaker, id of a held record
         self._order = itertools.count()
-        self._acked_at = 0.0  # when the last acknowledgement came: the broker takes records
-        self.doubted_at = -math.inf  # when a record last timed out that may still arrive
-        # Of the delivery thread alone: reports that are not yet collected.
+        self._acked_at = 0.0  # time of the last acknowledgement: the broker accepts records
+        self.doubted_at = -math.inf  # time of the last timeout of a record that may still arrive
+        # Used by the delivery thread only: reports not yet collected.
         self._acked: list[BarrierEntry] = []
         self._too_large: list[TooLarge] = []
-        # Figures.
+        # Metrics.
         self._latency = Histogram()
         self._delivered = self._quarantined = self._errors = self._retried = 0
         self._seen = (0, 0, 0, 0, 0, 0)
@@ -106,8 +105,8 @@ class Sender:
     # -- frames
 
     def dispatch(self, frame: f.Dispatch) -> None:
-        """Rows in id order: send what may be sent, queue the rest."""
-        now, term = time.monotonic(), self._term  # which this thread alone changes
+        """Rows in id order: send those that may be sent, queue the others."""
+        now, term = time.monotonic(), self._term  # only this thread changes it
         records = decode(frame.rows) if self._put_away is None else self._put_away.decode(frame.rows)
         entries = [BarrierEntry(record[0], record[1], record, now, term) for record in records]
         self._stamps.set_low_water(frame.low_water)
@@ -130,7 +129,7 @@ class Sender:
         self._produce(ready)
 
     def remark(self, frame: f.Remark) -> None:
-        """Drop what is not on the wire and answer with what is; go on under the frame's term."""
+        """Drop what is not on the wire and reply with what is; continue under the frame's term."""
         with self._lock:
             if frame.term != self._term:
                 self._attempts.states.clear()
@@ -143,13 +142,13 @@ class Sender:
             self._shard.send(f.Remarked(frame.epoch, on_the_wire, held))
 
     def closed(self, epoch: int, record_id: int) -> None:
-        """The supervisor knows of this parked record; its key may come again."""
+        """The supervisor has recorded this parked record; its key is accepted again."""
         with self._lock:
             if epoch == self._epoch:
                 self._barrier.reopen(record_id)
 
     def stop(self) -> None:
-        """Produce nothing from now on; what is queued is dropped without a word."""
+        """Produce nothing from now on; what is queued is dropped without a report."""
         with self._lock:
             self._term = self._holder = None
             self._blocked = True
@@ -158,12 +157,12 @@ class Sender:
 
     @property
     def unsettled(self) -> int:
-        """Records on the wire or not yet purged; one read, so no lock."""
+        """Records on the wire or not yet purged. Takes no lock: it is a single read."""
         return len(self._barrier.unsettled)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether anything here waits for records to be settled: one of their keys, or the end."""
+        """Whether anything here waits for records to be settled: a later record of their keys, or the shutdown."""
         return self._blocked or self._barrier.queued > 0
 
     # -- producing
@@ -190,7 +189,8 @@ class Sender:
                     if entry.origin is None:
                         entry.origin = stamp(record_id, created_us)
                     headers = [*headers, (name, entry.origin)] if entry.origin else headers
-                # By position: names cost a third of the call. They are: on_delivery, its alias, timestamp, headers.
+                # Positional arguments: keywords would cost a third of the call. They are on_delivery, its alias,
+                # timestamp, headers.
                 at_ms = timestamp_ms(created_us) if dated else 0
                 produce(topic, value, key, partition, partial(reported, entry), None, at_ms, headers)
             except BufferError:
@@ -201,7 +201,7 @@ class Sender:
                 self._poison(entry, f"the client refused it: {error}")
 
     def _divert(self, entry: BarrierEntry, record: Broken | Oversize) -> None:
-        """It is no record that can be sent, or not yet."""
+        """Handle a record that cannot be sent, or cannot be sent yet."""
         if isinstance(record, Broken):
             self._poison(entry, record.reason)
             return
@@ -213,10 +213,10 @@ class Sender:
         self._put_away.put(record, partial(self._stored, entry))
 
     def _stored(self, entry: BarrierEntry, outcome: Outcome) -> None:
-        """The value was put away, or could not be."""
+        """The value was stored, or could not be."""
         with self._lock:
             if self._barrier.unsettled.get(entry.id) is not entry:
-                return  # dropped meanwhile; its row may have come again as another entry
+                return  # dropped in the meantime; its row may be back as another entry
             if isinstance(outcome, str):
                 self._errors += 1
                 _, retry = self._attempts.failed(entry.id, NOT_STORED, datetime.now(UTC))
@@ -237,7 +237,7 @@ class Sender:
     # -- reports
 
     def _reported(self, entry: BarrierEntry, error: KafkaError | None, message: Any) -> None:
-        """Delivery report; runs on the delivery thread, which calls `collect` when it has served some."""
+        """Delivery report; runs on the delivery thread, which calls `collect` after it has served some."""
         if error is None and message.offset() is not None:
             self._acked.append(entry)
         elif error is not None and error.name() in TOO_LARGE and message is not None:
@@ -250,7 +250,7 @@ class Sender:
                 self._poison(entry, f"its delivery report cannot be handled: {unforeseen!r}")
 
     def collect(self) -> None:
-        """See to the acknowledgements and refusals that were served since the last call. Delivery thread."""
+        """Process the acknowledgements and refusals served since the last call. Delivery thread."""
         acked, self._acked = self._acked, []
         refused, self._too_large = self._too_large, []
         if acked:
@@ -262,7 +262,7 @@ class Sender:
                 self._acked_at = time.monotonic()
                 self._barrier.acked(acked)
             self._shard.purge([entry.record for entry in acked])
-        # Of the records of one batch the largest is at fault; the others have not failed.
+        # The largest record of a batch is at fault; the others have not failed.
         largest: dict[tuple[str, int], int] = {}
         for entry, _, where in refused:
             largest[where] = max(_size(entry), largest.get(where, 0))
@@ -272,16 +272,16 @@ class Sender:
     # -- commits
 
     def purged(self, ids: Sequence[int]) -> None:
-        """The DELETE of these ids has committed: lower their barriers, send what follows. Purger's thread."""
+        """The DELETE of these ids has committed: lower their barriers and send what follows. Purger's thread."""
         with self._lock:
             ready = self._barrier.settle(ids, time.monotonic())
             if self._attempts.states:
                 self._attempts.settled(ids)
-            self._shard.send(f.Settled(ids))  # in order with the answer to a remark
+            self._shard.send(f.Settled(ids))  # in order with the reply to a remark
         self._produce(ready)
 
     def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
-        """The outcome of a quarantine has committed. Purger's thread."""
+        """The quarantine has committed with this outcome. Purger's thread."""
         if outcome is QuarantineOutcome.FENCED:
             with self._lock:
                 self._give_up(poison.id)
@@ -294,14 +294,16 @@ class Sender:
     # -- failures
 
     def _put_off(self, entry: BarrierEntry) -> None:
-        """The producer's own queue is full: try again in a moment, without counting it as a failure."""
+        """The producer's own queue is full: try again shortly, without counting a failure."""
         with self._lock:
             if entry.id not in self._barrier:
                 return
             self._hold(entry.id, _BUFFER_RETRY_S)
 
     def _failed(self, entry: BarrierEntry, error: KafkaError, *, local: bool = False, innocent: bool = False) -> None:
-        """The client, or the broker, says so of a record on the wire. `local`, `innocent`: as of `Failure`."""
+        """Handle a failure that the client or the broker reported for a record on the wire. `local`, `innocent`: see
+        `Failure`.
+        """
         failure = Failure(error.name(), error.fatal(), local, innocent)
         text = f"{error.name()}: {error.str()}"
         with self._lock:
@@ -323,7 +325,7 @@ class Sender:
             self._poison(entry, text)
 
     def _poison(self, entry: BarrierEntry, text: str) -> None:
-        """No further attempt would help: do what the policy says."""
+        """No further attempt would help: apply the policy."""
         policy = self._attempts.policy
         if policy.poison == "quarantine":
             self._to_quarantine(entry, text)
@@ -340,7 +342,7 @@ class Sender:
     def _retry(self, entry: BarrierEntry, retry: RetryState, text: str, *, counts: bool) -> None:
         """Send it again later; the lock is held. `counts`: the record itself is at fault."""
         if self._blocked:
-            # Draining or fenced: no retry (P13). Its row is marked again by whoever leads next.
+            # Draining or fenced: no retry (P13). The next leader marks its row again.
             self._give_up(entry.id)
             return
         wait_s = self._attempts.wait_s(retry, random.random())
@@ -351,19 +353,20 @@ class Sender:
             self._hold(entry.id, wait_s)
 
     def _hold(self, record_id: int, wait_s: float) -> None:
-        """Try it again from here; the lock is held."""
+        """Retry it from here; the lock is held."""
         self._barrier.hold(record_id)
         heapq.heappush(self._timers, (time.monotonic() + wait_s, next(self._order), record_id))
         self._shard.wake()
 
     def _park(self, entry: BarrierEntry, retry: RetryState, text: str, wait_s: float, *, held: bool = False) -> None:
-        """Give it back to the supervisor until it is time; the lock is held."""
+        """Give it back to the supervisor until its retry is due; the lock is held."""
         behind = self._barrier.park(entry.id)
         self._shard.send(f.Parked(self._epoch, entry.id, behind, text, wait_s, retry.attempts, held))
 
     def _give_up(self, record_id: int) -> None:
-        """Lower its barrier unsent, with all that stands behind it; the lock is held, so that the supervisor hears of
-        it in order with the answer to a remark."""
+        """Lower its barrier without sending it, and drop everything behind it. The lock is held, so that the supervisor
+        is told in order with the reply to a remark.
+        """
         self._shard.send(f.Dropped([record_id, *self._barrier.forget(record_id)], in_doubt=True))
 
     def _to_quarantine(self, entry: BarrierEntry, error: str) -> None:
@@ -384,7 +387,7 @@ class Sender:
     # -- time
 
     def due(self, now: float) -> float | None:
-        """Send the held records whose time has come; returns when the next one's comes."""
+        """Send the held records that are due; returns when the next one is."""
         while self._timers:
             with self._lock:
                 if not self._timers:
@@ -405,7 +408,7 @@ class Sender:
             self._shard.send(f.QueueTimedOut(epoch, waiting.id, now - waiting.since))
 
     def stats(self) -> f.Stats | None:
-        """Figures for the supervisor; None while nothing has changed and nothing is unsettled."""
+        """Statistics for the supervisor; None while nothing has changed and nothing is unsettled."""
         with self._lock:
             barrier, unsettled = self._barrier, self.unsettled
             now = (barrier.queued, unsettled, barrier.held, self._delivered, self._errors, self._quarantined)

@@ -1,26 +1,27 @@
-"""The elector: the process that holds this harvester's place in Kafka's group, and gives it up if the supervisor dies.
+"""The elector: the process that holds the place in the Kafka group, and gives it up if the supervisor dies.
 
-Kafka notices a dead member only when its session has run out. A member that leaves is succeeded at once, but somebody
-has to be left to do that, and only the client that joined can. So the member (`harvester.neli.member`) lives in a
-process of its own, a fork of the server that starts shards. `Elector` stands for it in the supervisor, as a `Group`:
-calls go over a pair of pipes, in order, and so does what the member tells its listener. Neither side waits for the
+Kafka notices a dead member only when its session has expired. A member that leaves is succeeded at once, but some
+process must survive to do that, and only the client that joined can. So the member (`harvester.neli.member`) lives in a
+process of its own, forked from the server that starts shards. `Elector` represents it in the supervisor, as a `Group`:
+calls travel over a pair of pipes, in order, and so do the member's calls to its listener. Neither side waits for the
 other to read.
 
-- *The supervisor dies.* Shards finish their wire and end; each holds a lock on the shared memory for as long as it
-  lives, and says there whether something of it may be on the wire still. When none lives and none owes anything, the
-  elector leaves the group: no shard can publish beside a successor, not even one that is being started.
-- *A shard does not end*, or was killed with records on the wire. Then the elector leaves once nothing that was promised
-  (D + 1 s behind the last moment that the supervisor was told to trust) can arrive any more: what the group waits for
-  after a death of all processes, at most.
-- *The supervisor stands still* (stopped, starved, or a thread of it hangs). What it was last told to trust ends by
-  itself. It is told nothing more once it has not turned for half a second, and one that goes on after that trust has
-  ended is fenced first. If it has not turned for a session the elector leaves, and ends. A supervisor that goes on then
-  starts another one.
-- *The elector dies.* The supervisor is fenced at once, and starts another one; the old place lasts until its session
-  ends. So it is if the elector stands still: the supervisor fences itself when trust has ended, and kills an elector
-  that it has not heard for a session.
-- *A revoke* waits for the supervisor's answer. One that stands still or is dead gives none: then it waits until nothing
-  that was promised can be on the wire any more.
+- *The supervisor dies.* Shards finish what is on the wire and end; each holds a lock on the shared memory for as long
+  as it lives, and records there whether something it sent may still be on the wire. When no shard lives and none owes
+  anything, the elector leaves the group: no shard can publish alongside a successor, not even one that is being
+  started.
+- *A shard does not end*, or was killed with records on the wire. Then the elector leaves once nothing sent under the
+  promised trust can still arrive (D + 1 s after the last moment that the supervisor was told to trust): at most as long
+  as the group waits after all processes have died.
+- *The supervisor hangs* (it is stopped or starved, or one of its threads hangs). The trust it was last given expires by
+  itself. It is given no more once it has not turned for half a second, and if it resumes after that trust has expired,
+  it is fenced first. If it has not turned for a whole session, the elector leaves and ends. A supervisor that resumes
+  then starts another elector.
+- *The elector dies.* The supervisor is fenced at once and starts another elector; the old place lasts until its
+  session expires. The same applies if the elector hangs: the supervisor fences itself when trust has expired, and kills
+  an elector that it has not heard from for a session.
+- *A revoke* waits for the supervisor's reply. If the supervisor hangs or is dead, there is none: then it waits until
+  nothing sent under the promised trust can be on the wire any more.
 """
 
 from __future__ import annotations
@@ -59,26 +60,26 @@ from harvester.relay.ipc import (
 from harvester.telemetry.logging import LOGGER
 
 _UP_LOOK_S = 0.02
-_RESTART_S = 1.0  # the group waits for the place that was lost in any case
-_LOSSES = 5  # electors in a row that lived for less than a session
+_RESTART_S = 1.0  # the group waits for the lost place in any case
+_LOSSES = 5  # consecutive electors that lived for less than a session
 _ANSWER_S = 15.0
-_END_S = 30.0  # a member that leaves takes seconds at most, beyond what the revoke may take
+_END_S = 30.0  # a leaving member takes seconds at most, plus the time that the revoke may take
 _TURN_S = 0.25  # how often both sides turn; the relay's thread does ten times a second
-_STILL_S = 0.5  # a supervisor that has not turned for so long may stand still: it is told nothing meanwhile
-_SILENT_S = 1.0  # an elector of which nothing was heard for so long
+_STILL_S = 0.5  # a supervisor that has not turned for this long may be hanging: it is told nothing meanwhile
+_SILENT_S = 1.0  # an elector that has not been heard from for this long is silent
 _LOCK_LOOK_S = 0.01
 _MOST_WAITING_BYTES = 1 << 20  # for an elector that does not read
 _DISPENSABLE = frozenset({"turns", "state", "trust", "client_said"})
-_FROZEN = "the process that holds the place in the group stands still"
+_FROZEN = "the process that holds the place in the group does not respond"
 EXIT_STOOD_STILL = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ElectorSpec:
-    """All that an elector is told at birth. Times in seconds.
+    """Everything an elector is told at birth. Times in seconds.
 
-    `linger_s`: how long shards may take to finish their wire; `expiry_s`: after that nothing that was produced while
-    trusted is on the wire. `alone_from`: as of `KafkaGroup`.
+    `linger_s`: how long shards may take to finish what is on the wire; `expiry_s`: after this time, nothing produced
+    while trusted is on the wire. `alone_from`: see `KafkaGroup`.
     """
 
     settings: MemberSettings
@@ -89,21 +90,21 @@ class ElectorSpec:
 
 
 class ProofVerdict(Enum):
-    """What becomes of a proof."""
+    """What to do with a proof."""
 
     TELL = "tell"
-    KEEP = "keep"  # to itself: nobody listens
+    KEEP = "keep"  # do not pass it on: the supervisor does not listen
     STEP_DOWN = "step down"
 
 
 class Promises:
-    """What the supervisor was told to trust, and when the place may be given up after that. Pure.
+    """What the supervisor was told to trust, and when the place may then be given up. Pure.
 
-    Moments are seconds of a clock that runs through suspend. `turned_at`: when the supervisor turned last.
+    Times are seconds of a clock that runs through suspend. `turned_at`: when the supervisor last turned.
 
-    - leads: the supervisor was told that it leads, and not yet that this is over
+    - leads: the supervisor has been told that it leads, and not yet that this is over
     - orphaned_at: when the supervisor was found dead
-    - forsaken: it stood still for a session; the place is being given up
+    - forsaken: the supervisor hung for a session; the place is being given up
     """
 
     def __init__(self, session_s: float, linger_s: float, expiry_s: float) -> None:
@@ -116,8 +117,8 @@ class Promises:
     def prove(self, until: float, now: float, turned_at: float) -> ProofVerdict:
         """Leadership is proven up to `until`.
 
-        Trust that has ended does not come back: a supervisor that stood still meanwhile is fenced, and leads under a
-        new term, as if it were the member itself.
+        Trust that has expired does not come back: a supervisor that hung in the meantime is fenced, and leads under a
+        new term, just as if it were the member itself.
         """
         if self.orphaned_at is not None or self.forsaken or self.stands_still(now, turned_at):
             return ProofVerdict.KEEP
@@ -130,7 +131,7 @@ class Promises:
         return now >= turned_at + _STILL_S
 
     def forsake(self, now: float, turned_at: float) -> bool:
-        """Whether the place is to be given up because the supervisor stands still; true once."""
+        """Whether to give up the place because the supervisor hangs; true once."""
         if self.orphaned_at is not None or self.forsaken:
             return False
         self.forsaken = now >= turned_at + self._session_s and now >= self._clear_at
@@ -142,23 +143,24 @@ class Promises:
             self.orphaned_at = now
 
     def is_over(self, now: float, turned_at: float) -> bool:
-        """Whether nobody can publish any more, by the clock alone."""
+        """Whether nothing can be published any more, going by the clock alone."""
         if self.orphaned_at is not None:
             return now >= max(self._clear_at, self.orphaned_at + self._linger_s)
         return now >= self._clear_at and (self.forsaken or self.stands_still(now, turned_at))
 
     @property
     def _clear_at(self) -> float:
-        """When nothing that was produced while trusted can be on the wire any more."""
+        """When nothing produced while trusted can be on the wire any more."""
         return self._until + self._expiry_s
 
 
 class Elector:
-    """The member of the group in a process of its own: a `Group`. Methods are safe from any thread, and none but
-    `cluster` and `stop` waits for the process."""
+    """The group member in a process of its own: a `Group`. Methods may be called from any thread; only `cluster` and
+    `stop` wait for the process.
+    """
 
     def __init__(self, settings: MemberSettings, linger_s: float, expiry_s: float, forkserver: Forkserver) -> None:
-        """Nothing is started yet."""
+        """Starts nothing yet."""
         self._settings, self._linger_s, self._expiry_s = settings, linger_s, expiry_s
         self._forkserver = forkserver
         self._identity: Identity
@@ -166,17 +168,17 @@ class Elector:
         self._thread = threading.Thread(target=self._run, name="elector", daemon=True)
         self._ended = threading.Event()
         self._process: Process | None = None
-        self._pipe: MessagePipe | None = None  # to the process; None while there is none
-        self._lock = threading.Lock()  # around the process, its pipe, and who waits for an answer
+        self._pipe: MessagePipe | None = None  # to the process; None while none runs
+        self._lock = threading.Lock()  # guards the process, its pipe, and the callers that wait for a reply
         self._asking: list[Future[str | None]] = []
-        self._alone_from = clock_s()  # who is dead has died before
+        self._alone_from = clock_s()  # earlier members of a dead process died before this
         self._missing: tuple[Missing | None, float] = (Missing(f"joins group {settings.group}"), 0.0)
         self._highest_term = 0
         self._login: tuple[Mapping[str, Any], Mapping[str, Any], str] | None = None
-        # Of the thread.
+        # Used by the thread only.
         self._is_silent = False
-        self._leads = False  # as the process has told
-        self._until = 0.0  # to what it has proven that
+        self._leads = False  # as reported by the process
+        self._until = 0.0  # the moment up to which that is proven
 
     def start(self, identity: Identity, listener: GroupListener) -> None:
         self._identity, self._listener = identity, listener
@@ -211,7 +213,7 @@ class Elector:
         raise _unknown_cluster()
 
     def log_in(self, consumer_options: Mapping[str, Any], producer_options: Mapping[str, Any], user: str) -> None:
-        """New connections are made with these options from now on."""
+        """New connections use these options from now on."""
         self._settings = replace(self._settings, consumer_options=consumer_options, producer_options=producer_options)
         self._login = consumer_options, producer_options, user
         self._tell("log_in", *self._login)
@@ -229,7 +231,7 @@ class Elector:
                 self._thread.join(_END_S)
 
     def _tell(self, name: str, *arguments: Any) -> bool:
-        """Whether there is a process to be told. Never waits: one that has long read nothing is killed."""
+        """Whether there is a process to tell. Never waits: a process that has not read for long is killed."""
         with self._lock:
             process, pipe = self._process, self._pipe
         if process is None or pipe is None:
@@ -263,15 +265,17 @@ class Elector:
                 lost = lost + 1 if time.monotonic() - began < self._settings.session_s else 0
                 if lost >= _LOSSES:
                     raise ShardError(
-                        "the process that holds the place in the group died again and again",
-                        hint="standard error tells why; the kernel's log names what it has killed",
+                        "the process that holds the place in the group died repeatedly",
+                        hint="standard error shows why; the kernel log lists processes that the kernel killed",
                     )
                 self._ended.wait(_RESTART_S)
-        except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nobody would fence
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would fence
             self._listener.fail(error)
 
     def _begin(self) -> Process | None:
-        """A process that joins the group; None if there is none yet, as while this one's relay does not turn."""
+        """A process that joins the group; None if none can start yet, e.g. while this supervisor's relay does not
+        turn.
+        """
         shared = self._forkserver.shared
         if clock_s() >= turned_s(shared) + _STILL_S or not self._forkserver.is_up():
             self._ended.wait(_UP_LOOK_S)
@@ -290,10 +294,10 @@ class Elector:
         return process
 
     def _listen(self, process: Process) -> None:
-        """Do what the process says until it ends."""
+        """Act on what the process reports until it ends."""
         reader, poller = MessageReader(process.read_fd), select.poll()
         poller.register(process.read_fd, select.POLLIN)
-        silent_turns = 0  # of ours: who has stood still with it finds it alive
+        silent_turns = 0  # our own turns: if this process was stopped as well, it finds the other alive
         with contextlib.suppress(EOFError, OSError):
             while True:
                 listen(self._forkserver.shared)
@@ -307,13 +311,13 @@ class Elector:
                     self._look(process, silent_turns * _TURN_S)
 
     def _look(self, process: Process, silent_s: float) -> None:
-        """Nothing was said for so long."""
+        """Nothing was reported for `silent_s`."""
         if self._pipe is not None:
             self._pipe.flush()
         self._is_silent = silent_s >= _SILENT_S
-        if self._leads and clock_s() >= self._until + _SILENT_S:  # it should have fenced
+        if self._leads and clock_s() >= self._until + _SILENT_S:  # the elector should have fenced
             self._fence(_FROZEN)
-            self._tell("step_down", _FROZEN, None)  # if it goes on, it leads under proofs that are new
+            self._tell("step_down", _FROZEN, None)  # if it resumes, it leads under new proofs
         if silent_s >= self._settings.session_s:
             self._listener.client_said(logging.WARNING, f"{_FROZEN}: killed")
             process.kill()
@@ -371,14 +375,14 @@ class Elector:
 
 
 def _unknown_cluster() -> BrokerUnavailable:
-    return BrokerUnavailable("the id of Kafka's cluster is not known: the group was left")
+    return BrokerUnavailable("the id of the Kafka cluster is unknown: the group was left")
 
 
 # -- in the elector
 
 
 def main(spec: ElectorSpec, inbound: int, outbound: int, shared: Shared, supervisor_fd: int, memory: int) -> int:
-    """Entry of the process; the returned exit code ends it at once. Parameters are those of a shard's `main`."""
+    """Entry point of the process; it exits at once with the returned code. Parameters as of a shard's `main`."""
     elector = ElectorProcess(spec, outbound, shared, memory)
     logger = logging.getLogger(LOGGER)
     logger.addHandler(_Forwards(elector.client_said))
@@ -387,7 +391,7 @@ def main(spec: ElectorSpec, inbound: int, outbound: int, shared: Shared, supervi
 
 
 class _Forwards(logging.Handler):
-    """What is logged here, as a token's function that fails is, the supervisor says."""
+    """Passes log records of this process, such as a failing token callback, to the supervisor's log."""
 
     def __init__(self, said: Callable[[int, str], None]) -> None:
         super().__init__()
@@ -398,17 +402,19 @@ class _Forwards(logging.Handler):
 
 
 class ElectorProcess:
-    """The place in the group, and its listener: calls come from the main thread, `neli`, and the one that leaves."""
+    """The group member and its listener. Called from the main thread, the group's thread, and the thread that
+    leaves.
+    """
 
     def __init__(self, spec: ElectorSpec, outbound: int, shared: Shared, memory: int) -> None:
         self._spec, self._shared, self._memory = spec, shared, memory
         self._pipe = MessagePipe(outbound)
         self._group = KafkaGroup(spec.settings, spec.alone_from)
         self._promises = Promises(spec.settings.session_s, spec.linger_s, spec.expiry_s)
-        self._state_lock = threading.Lock()  # around the state, from the look at it until it is sent
-        self._state: Any = None  # as it was told
+        self._state_lock = threading.Lock()  # guards the state from reading it until it is sent
+        self._state: Any = None  # the last one sent
         self._revokes = 0
-        self._revoked = 0  # the number of the last one that the supervisor has answered
+        self._revoked = 0  # number of the last revoke that the supervisor has answered
         self._in_revoke = False
         self._troubled = False
         self._leaving = False
@@ -418,7 +424,7 @@ class ElectorProcess:
         self._code = 0
 
     def serve(self, inbound: int, supervisor_fd: int) -> int:
-        """Until the supervisor says so, dies, or stands still, and the group is left."""
+        """Runs until the supervisor asks for the end, dies, or hangs, and the group is left."""
         self._group.start(self._spec.identity, self)
         calls = MessageReader(inbound)
         poller = select.poll()
@@ -439,20 +445,22 @@ class ElectorProcess:
                 next_turn = now + _TURN_S
                 self._tell_state()
                 self._tell("turns")
-                # One that has stood still itself lets the supervisor go on first.
+                # If this process was stopped itself, it lets the supervisor turn first.
                 if now < looked_at + _SILENT_S and self._promises.forsake(now, self._turned_at):
-                    self._tell("fenced", "the supervisor stood still for a session")
+                    self._tell("fenced", "the supervisor did not respond for a whole session")
                     self._leave(EXIT_STOOD_STILL)
                 looked_at = now
 
     @property
     def _turned_at(self) -> float:
-        """When the supervisor turned last: its relay, and who is told of proofs, unless a revoke keeps that one."""
+        """When the supervisor last turned: its relay and the thread that receives proofs, unless a revoke blocks the
+        latter.
+        """
         turned_at = turned_s(self._shared)
         return turned_at if self._in_revoke else min(turned_at, listened_s(self._shared))
 
     def _obey(self, calls: MessageReader) -> bool:
-        """Do what the supervisor says; false when it is gone."""
+        """Act on the supervisor's calls; false when it is gone."""
         try:
             for name, arguments in calls.receive():
                 self._do(name, arguments)
@@ -474,7 +482,7 @@ class ElectorProcess:
     # -- the end
 
     def _leave(self, code: int) -> None:
-        """Leave the group, on a thread of its own: the supervisor's answers are heard meanwhile."""
+        """Leave the group on a separate thread, since the supervisor's replies must be received meanwhile."""
         if self._leaving:
             return
         self._leaving, self._code = True, code
@@ -487,7 +495,7 @@ class ElectorProcess:
         self._left.set()
 
     def _is_over(self) -> bool:
-        """Whether nobody can publish any more."""
+        """Whether nothing can be published any more."""
         if self._promises.is_over(clock_s(), self._turned_at):
             return True
         return self._promises.orphaned_at is not None and take_all(self._memory) and not is_owed(self._shared)
@@ -495,7 +503,7 @@ class ElectorProcess:
     # -- to the supervisor
 
     def _tell(self, name: str, *arguments: Any) -> bool:
-        """Whether it is said; never waits."""
+        """Whether it was sent; never waits."""
         return self._pipe.send((name, arguments), dispensable=name in _DISPENSABLE)
 
     def _tell_state(self) -> None:
@@ -534,7 +542,7 @@ class ElectorProcess:
                 self._is_trusted = True
                 self._tell_acquired()
             case ProofVerdict.STEP_DOWN:
-                self._group.step_down("the supervisor stood still until its trust had ended")
+                self._group.step_down("the supervisor did not respond until its trust had expired")
             case ProofVerdict.KEEP:
                 pass
 
@@ -555,7 +563,7 @@ class ElectorProcess:
         self._tell("fail", error)
 
     def trouble(self, text: str | None, level: int = logging.WARNING) -> None:
-        if text is not None or self._troubled:  # that there is none is said with every heartbeat
+        if text is not None or self._troubled:  # every heartbeat reports that there is no trouble
             self._troubled = text is not None
             self._tell("trouble", text, level)
 

@@ -1,39 +1,39 @@
-"""Publishes a shard's records exactly once: transactions, one after the other, on two lanes of its own.
+"""Publishes a shard's records exactly once: in consecutive transactions on its two lanes.
 
-One thread, the *transactor*, does all work with Kafka. It finds what is queued, and what the supervisor wants, in the
+One thread, the *transactor*, does all work with Kafka. It takes queued records and the supervisor's requests from the
 shard's `transaction_intake`.
 
-Theory. While a transaction is sent and committed, further records queue up and become the next one: batches size
-themselves by load. A transaction takes what is queued until nothing is left, it has `max_transaction_records`, or it
-has taken long enough. It ends with the lane's progress record (`harvester.delivery.progress`), and what it held is
-purged when its commit is *clear* (`harvester.delivery.lane`). Outcomes and what follows:
+Theory. While a transaction is sent and committed, further records queue up and become the next one: batches adapt their
+size to the load. A transaction takes what is queued until nothing is left, it has `max_transaction_records`, or it has
+taken long enough. It ends with the lane's progress record (`harvester.delivery.progress`), and its records are purged
+when its commit is *clear* (`harvester.delivery.lane`). Outcomes and what follows:
 
     DONE      purge; go on
     REFUSED   abort; find out who is at fault, by halves if need be (`core.transaction_queue`); go on
     UNCLEAR   close the lanes, *open* them again; what their progress names was committed, the rest is sent again
 
-A transaction that is refused although none of its records failed is repeated, at first at once, then with pauses that
-grow to 30 s while a trouble names cause and remedy. As a rule the progress record is refused.
+If a transaction is refused although none of its records failed, it is repeated: immediately at first, then with pauses
+that grow to 30 s while a trouble states cause and remedy. Usually it is the progress record that was refused.
 
-*Taking turns*. Kafka answers a commit before it has written the transaction's markers, and puts the producer's next
-transaction off until then. So a shard has two lanes (ADR 25), and the next transaction is the other lane's. It begins
-while this one is committed, and takes no record before that commit is clear: of a shard's transactions one at a time
-has records, and they are committed in their order.
+*Taking turns*. Kafka answers a commit before it has written the transaction's markers, and delays the producer's next
+transaction until then. So a shard has two lanes (ADR 25), and the next transaction uses the other lane. It begins while
+the current one commits, and takes no record before that commit is clear: only one of a shard's transactions has records
+at a time, and they commit in order.
 
-*Opening* a lane fences its last owner and purges what that had committed (P20). With a new term a shard opens its own
-lanes and ends those of shards that are no more (P19); until then it does not answer the supervisor's `Remark`, and
-nothing is marked. A shard's successor does the same before the supervisor lets go of the dead one's ids (P21). What
-became of an open transaction is known when both lanes are open, since either may have had it.
+*Opening* a lane fences its last owner and purges what that owner had committed (P20). At a new term a shard opens its
+own lanes and fences those of shards that no longer exist (P19); until then it does not reply to the supervisor's
+`Remark`, and nothing is marked. A shard's successor does the same before the supervisor releases the dead shard's ids
+(P21). The fate of an open transaction is known when both lanes are open, since it may have been on either.
 
-Trust is checked before a transaction begins and before it is committed. In between there is no need: what a zombie
+Trust is checked before a transaction begins and before it is committed. No check is needed in between: what a zombie
 sends cannot be committed once its successor has opened the lane.
 
 *Filling* (`TransactionWriter`). Kafka's coordinator learns of a transaction's partitions one millisecond after the
-first record, by one request, and nothing is sent before it answers. So a transaction that has taken all there is waits
-as long for more, unless the transactor had nothing to do before. The partition of the lane's progress would need a
-second such request at the end, so a progress record that names earlier transactions only is sent first: ahead of all
-records if none is queued when the transaction before is clear, and else together with them, since one request to the
-coordinator is less work than two. What was begun ahead is aborted if no record comes soon.
+first record, in one request, and nothing is sent before it answers. So a transaction that has taken everything there is
+waits that long for more, unless the transactor was idle before. The partition of the lane's progress would need a
+second such request at the end, so a progress record that names only earlier transactions is sent first: ahead of all
+records if none is queued when the previous transaction is clear, otherwise together with them, since one request costs
+the coordinator less than two. A transaction begun ahead is aborted if no record arrives soon.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ from harvester.relay.core.transaction_queue import QueuedRecord
 from harvester.relay.purger import Purger, ShardHost
 from harvester.relay.transaction_intake import INNOCENT, Failed, TransactionIntake
 
-_PATIENCE_S = 0.5  # for a record that timed out before
-_IDLE_S = 30.0  # after which the client may say what it has to say
-_AHEAD_S = 0.5  # for which a transaction without records stays open
-_UNSAID = 2  # refusals in a row, with no record at fault, before anybody is told
+_PATIENCE_S = 0.5  # for a record that has timed out before
+_IDLE_S = 30.0  # after this, the client's pending events are served
+_AHEAD_S = 0.5  # how long a transaction without records stays open
+_UNSAID = 2  # consecutive refusals without a record at fault before they are reported
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 
 
 class Transactor:
-    """The thread that does all work with Kafka. As a `LaneHost` it says what opening a lane needs besides."""
+    """The thread that does all work with Kafka. It is also the `LaneHost` for opening lanes."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class Transactor:
         self._intake, self._lanes, self._shard, self._index = intake, lanes, shard, shard.index
         self.term_row, self.delete, self.delete_same = purger.term, purger.delete, purger.delete_same
         self._opener = Opener(lanes, self)
-        self._idle: Lane | None = None  # the other lane of the shard, whose turn comes next
-        self._found: set[int] = set()  # what lanes that were opened had committed, as long as not all are open
-        self._refused = 0  # commits in a row, with no record at fault
-        self._wanted: f.Remark | None = None  # the one that is being answered
-        self._term: int | None = None  # of the last answer
-        self._opened: tuple[int | None, int] | None = None  # term and lanes for which all is fenced
+        self._idle: Lane | None = None  # the shard's other lane, which is next
+        self._found: set[int] = set()  # ids that the opened lanes had committed, while some are not open yet
+        self._refused = 0  # consecutive commits refused with no record at fault
+        self._wanted: f.Remark | None = None  # the remark being answered
+        self._term: int | None = None  # term of the last reply
+        self._opened: tuple[int | None, int] | None = None  # term and lanes for which everything is fenced
         self._writer = TransactionWriter(intake, Stamps(header, shard.index), reserved, dated)
         self._thread = threading.Thread(target=self._run, name="transactor", daemon=True)
 
@@ -139,7 +139,7 @@ class Transactor:
             return
         if not self._writer.fill(lane, join_s):
             over = intake.is_over()
-            # The record that was sent ahead may be refused. A lane that is of no use is opened again instead.
+            # The record sent ahead may be refused. An unusable lane is opened again instead.
             if not self._abort(lane) and not over and (intake.lane is not None or lane.refused is not None):
                 self._repeat(lane)
             return
@@ -150,7 +150,7 @@ class Transactor:
         if under is None or intake.is_over() or not self._shard.trusted():
             self._abort(lane)
             return
-        arrived = lane.flush(FLUSH_S if alone is None else _PATIENCE_S)  # all that failed is known then (P46)
+        arrived = lane.flush(FLUSH_S if alone is None else _PATIENCE_S)  # after this, all failures are known (P46)
         if alone is not None and not arrived:
             self._writer.failed.append((alone, KafkaError(KafkaError._MSG_TIMED_OUT)))
         if not arrived or self._writer.failed:
@@ -162,7 +162,7 @@ class Transactor:
         outcome = lane.conclude(_progress(under, named))
         if outcome is TransactionOutcome.DONE:
             if not idle.begun:
-                idle.begin()  # while the progress is on its way; if it fails, that shows when its turn has come
+                idle.begin()  # while the progress is on its way; a failure shows when this lane is next
             self._shard.failpoints.hit("shard.concluded", index=self._index, ids=ids)
             outcome = lane.commit_concluded()
         self._shard.failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
@@ -181,7 +181,9 @@ class Transactor:
                 self._begin(idle)
 
     def _begin(self, lane: Lane) -> bool:
-        """Have a transaction open for records to come. False: it is not to be had; what follows from that is done."""
+        """Make sure that a transaction is open for the next records. False: impossible; the consequences have been
+        handled.
+        """
         if not lane.begun and lane.begin() is not TransactionOutcome.DONE:
             self._lose_lanes()
             return False
@@ -199,7 +201,7 @@ class Transactor:
         return True
 
     def _repeat(self, lane: Lane) -> None:
-        """The transaction was refused, and none of its records is at fault: say why, and wait."""
+        """The transaction was refused and none of its records is at fault: report why, and wait."""
         self._refused += 1
         if self._refused <= _UNSAID:
             return
@@ -215,7 +217,7 @@ class Transactor:
         self._refused = 0
 
     def _commit(self) -> None:
-        """The transaction is committed, for certain."""
+        """The transaction has certainly committed."""
         now_us = time.time_ns() // 1000
         intake = self._intake
         self._forget_refusals()
@@ -223,9 +225,9 @@ class Transactor:
             intake.commit(now_us)
 
     def _abort(self, lane: Lane) -> bool:
-        """Give the transaction up, and see to those that failed. What timed out may still arrive (P23).
+        """Abort the transaction and handle its failed records. What timed out may still arrive (P23).
 
-        False: none has, not even among those whose reports came only now.
+        False: none failed, not even among those whose reports came only now.
         """
         failed = [why for _, why in self._writer.failed] + [lane.refused]
         timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
@@ -239,7 +241,7 @@ class Transactor:
         return at_fault
 
     def _lose_lanes(self) -> None:
-        """Nobody knows what became of the transaction, or nothing can be done with a producer any more."""
+        """The outcome of the transaction is unknown, or a producer is unusable: close the lanes."""
         for lane in self._lanes_open():
             lane.close()
         self._intake.lane = self._idle = None
@@ -248,39 +250,39 @@ class Transactor:
         return [lane for lane in (self._intake.lane, self._idle) if lane is not None]
 
     def _is_begun(self) -> bool:
-        """A transaction is open; between two turns, one without a record."""
+        """A transaction is open; between two turns, it has no records."""
         return any(lane.begun for lane in self._lanes_open())
 
     def _abort_begun(self) -> None:
-        """End transactions that have no record."""
+        """Abort transactions that have no records."""
         for lane in self._lanes_open():
             if lane.begun:
                 self._abort(lane)
 
     def _judge(self) -> None:
-        """The transaction is undone: see to the records that failed; the lock is held."""
+        """The transaction is undone: handle the records that failed; the lock is held."""
         failed, self._writer.failed = self._writer.failed, []
         self._intake.judge(failed)
 
     def _give_back(self) -> None:
-        """Forget what is not known to be committed: who opens the lane next finds out."""
+        """Forget what is not known to be committed: whoever opens the lane next finds out."""
         with self._intake.changed:
             self._undo()
             self._intake.batches.drop_queue()
 
     def _undo(self) -> None:
-        """Nothing of the open transaction is committed, but for what was found; the lock is held."""
+        """Nothing of the open transaction is committed, except what opening has found; the lock is held."""
         self._intake.batches.aborted(self._found)
         self._found.clear()
 
     # -- opening
 
     def _answer(self, frame: f.Remark) -> None:
-        """Be ready for what the supervisor wants, and say what is still to be purged."""
+        """Fulfil the supervisor's remark, and reply with what is still to be purged."""
         intake = self._intake
         intake.under = None
         if frame.term != self._term:
-            self._forget_refusals()  # they were those of another leadership
+            self._forget_refusals()  # they belong to the previous leadership
         if frame.term is None:
             self._abort_begun()
             self._give_back()
@@ -301,7 +303,7 @@ class Transactor:
             self._shard.send(f.Remarked(frame.epoch, intake.batches.leaving()))
 
     def _open(self, frame: f.Remark, numbers: Sequence[int]) -> bool:
-        """Open these lanes, the last two of which are our own and stay open. False: nobody wants that any more."""
+        """Open these lanes; the last two are our own and stay open. False: they are no longer wanted."""
         assert frame.term is not None
         assert frame.holder is not None
         assert frame.incarnation is not None
@@ -324,14 +326,15 @@ class Transactor:
                 lane.close()
             if isinstance(error, Superseded):
                 return False
-            self._shard.send(f.Log(30, f"its lanes are not opened: {error}"))
-            with intake.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
+            self._shard.send(f.Log(30, f"its lanes could not be opened: {error}"))
+            # after an unclear outcome; otherwise the supervisor would wait for them and never ask why
+            with intake.changed:
                 self._undo()
             intake.give_all_up()
         return True
 
     def _published(self, number: int, ids: list[int]) -> None:
-        """These, and no others of a transaction open on this lane, were committed; they are purged by now."""
+        """Exactly these ids of a transaction open on this lane were committed; they are purged by now."""
         own = lanes_of(self._index)
         with self._intake.changed:
             if number in own:
@@ -365,35 +368,36 @@ def _progress(under: f.Remark, rows: RowVersions) -> EncodedProgress:
     return encode(Progress(under.term, UUID(under.incarnation), rows.ids, rows.xmins, rows.created_us, rows.sums))
 
 
-_LONGEST_S = 0.02  # of taking records into one transaction
-_JOIN_S = 0.0015  # as long as the coordinator takes to learn of the partitions
-_QUIET_JOIN_S = 0.0005  # where records come one by one
+_LONGEST_S = 0.02  # for taking records into one transaction
+_JOIN_S = 0.0015  # the time in which the coordinator learns of the partitions
+_QUIET_JOIN_S = 0.0005  # when records come one by one
 _SLICE = 256  # records taken under the lock at a time
 
 
 class TransactionWriter:
-    """Fills transactions. `dated` as a `Sender`'s."""
+    """Fills transactions. `dated`: see `Sender`."""
 
     def __init__(
         self, intake: TransactionIntake, stamps: Stamps, reserved: frozenset[str], dated: bool = False
     ) -> None:
         self._intake, self._stamps, self._reserved, self._dated = intake, stamps, reserved, dated
-        self._sequence = self._last = 0  # of the last record committed, and of the last one handed over
-        self.failed: list[Failed] = []  # of the open transaction
+        self._sequence = self._last = 0  # of the last record committed, and of the last one produced
+        self.failed: list[Failed] = []  # failed records of the open transaction
 
     def begin(self, term: int, incarnation: str) -> None:
-        """A new scope of numbers."""
+        """Start a new scope of sequence numbers."""
         self._stamps.begin(term, incarnation, random.getrandbits(32))
         self._sequence = 0
 
     def committed(self) -> None:
-        """The numbers of this transaction count; those of one that does not end so are used again (P25)."""
+        """The numbers of this transaction count; those of a transaction that does not commit are used again (P25)."""
         self._sequence = self._last
 
     def fill(self, lane: Lane, join_s: float) -> bool:
-        """Hand over what is queued, until nothing is left or it is enough. False: the transaction cannot go on.
+        """Produce what is queued, until nothing is left or the transaction is full. False: the transaction cannot go
+        on.
 
-        `join_s`: since when it began, for which more records are waited for.
+        `join_s`: how long after its beginning further records are waited for.
         """
         began = time.monotonic()
         self.failed, self._last = [], self._sequence
@@ -420,7 +424,7 @@ class TransactionWriter:
         """False: the transaction cannot go on, because of this record or for another reason."""
         record = entry.record
         if not isinstance(record, KafkaRecord):
-            assert isinstance(record, Broken)  # what is oversize is not queued
+            assert isinstance(record, Broken)  # oversize records are not queued
             self.failed.append((entry, record.reason))
             return False
         record_id, key, topic, value, headers, partition, created_us, _ = record
@@ -432,7 +436,8 @@ class TransactionWriter:
         at_ms = timestamp_ms(created_us) if self._dated else 0
         while True:
             try:
-                # By position: names cost a third of the call. They are: on_delivery, its alias, timestamp, headers.
+                # Positional arguments: keywords would cost a third of the call. They are on_delivery, its alias,
+                # timestamp, headers.
                 lane.produce(topic, value, key, partition, partial(self._reported, entry), None, at_ms, headers)
             except BufferError:
                 if lane.poll(0.01) is not TransactionOutcome.DONE or self._intake.is_over():
@@ -445,7 +450,7 @@ class TransactionWriter:
                 return True
 
     def _reported(self, entry: QueuedRecord, error: KafkaError | None, message: Any) -> None:
-        """Delivery report of a record that failed; of one that did not only where the lane asks for it (P45)."""
+        """Delivery report of a failed record; of a delivered one only if the lane asks for it (P45)."""
         if error is None:
             if message.offset() is None:
                 self.failed.append((entry, INFERRED))

@@ -1,7 +1,8 @@
-"""Failpoints: named places in the relay where a test can look, wait, or put its own producer.
+"""Failpoints: named places in the relay where a test can look, wait, or substitute a producer.
 
 In production they do nothing. A test names a factory in HARVESTER_TEST_HOOKS (`module:function`); every process of the
-harvester asks what it returns, an object with the methods of `Failpoints`. No failpoint is part of any wheel.
+harvester calls it, and uses the returned object, which has the methods of `Failpoints`. No failpoint is part of any
+wheel.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ VARIABLE = "HARVESTER_TEST_HOOKS"
 
 
 class Failpoints:
-    """Those of production."""
+    """The production failpoints, which do nothing."""
 
     def hit(self, place: str, **facts: Any) -> None:
-        """The named place is reached; a test may block here."""
+        """Called when the named place is reached; a test may block here."""
 
     def producer(self, options: dict[str, Any]) -> Any:
-        """A producer with the interface of confluent_kafka.Producer: the real one."""
+        """A real confluent_kafka.Producer; a test may return any object with the same interface."""
         from confluent_kafka import Producer
 
         return Producer(options)
 
 
 def load() -> Failpoints:
-    """Those of a test, or of production."""
+    """The failpoints of a test, or of production."""
     named = os.environ.get(VARIABLE)
     if not named:
         return Failpoints()

@@ -1,22 +1,22 @@
-"""Starts shards and the elector: forks of a server that has imported everything and connected nothing.
+"""Starts shards and the elector as forks of a server that has imported everything and opened no connection.
 
-Every supervisor has its own server, a fresh interpreter that knows nothing of the host's main module, descriptors and
-threads. It imports what a shard needs, freezes it for the collector, and from then on only forks: shards share the
-pages of what was imported, and start in milliseconds (ADR 22).
+Every supervisor has its own server, a fresh interpreter that inherits nothing from the host's main module, descriptors
+and threads. It imports what a shard needs, freezes it for the garbage collector, and from then on only forks: shards
+share the imported pages and start in milliseconds (ADR 22).
 
-- *No thread, no client before a fork.* A lock that another thread holds stays locked for ever in a fork, and a
-  connection would be shared. Importing confluent_kafka and psycopg begins neither. If something else has (an agent
-  that the environment loads into every interpreter), the server starts fresh interpreters instead of forking.
-- *As if the supervisor had started it.* Environment, import path, working directory, standard output and error go
-  along with every request, since all of them may have changed since the server started. They travel in a file in
-  memory that only the shard reads: the server never sees it, and its pages do not change.
-- *Deaths.* The supervisor holds a pidfd of each process, made by the server before it could reap it; so it kills
-  exactly this process and knows that it is dead (P15), whatever becomes of the server. Only the exit code comes from
-  the server. A server that dies is replaced at the next start; its processes do not need it.
-- *The supervisor's death.* All watch its pidfd. The server ends at once; shards finish their wire; the elector
-  (`elector`), which holds the place in Kafka's group, leaves when they have.
-- *Signals* for the whole group or cgroup are blocked before the server exists, and ignored by it and by its processes;
-  so is SIGABRT, which systemd's watchdog sends to all of them by default when the supervisor hangs.
+- *No thread and no client before a fork.* A lock that another thread holds would stay locked forever in a fork, and a
+  connection would be shared. Importing confluent_kafka and psycopg starts neither. If something else has (an agent that
+  the environment loads into every interpreter), the server starts fresh interpreters instead of forking.
+- *As if the supervisor had started it.* Environment, import path, working directory, standard output and error are sent
+  with every request, since all of them may have changed since the server started. They travel in an in-memory file that
+  only the shard reads: the server never sees it, and its pages do not change.
+- *Deaths.* The supervisor holds a pidfd of each process, made by the server before it could reap the process; so the
+  supervisor kills exactly this process and knows that it is dead (P15), whatever happens to the server. Only the exit
+  code comes from the server. A server that dies is replaced at the next start; its processes do not need it.
+- *The supervisor's death.* All processes watch its pidfd. The server ends at once; shards finish what is on the wire;
+  the elector (`elector`), which holds the place in the Kafka group, leaves after them.
+- *Signals* to the whole process group or cgroup are blocked before the server exists, and ignored by the server and its
+  processes; so is SIGABRT, which systemd's watchdog sends to all of them by default when the supervisor hangs.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ from harvester.relay.ipc import WORDS, Shared
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _MESSAGE = struct.Struct("=cqq")  # from the server: what, pid, exit code or errno
 _UP, _STARTED, _FAILED, _ENDED = b"u", b"s", b"f", b"e"
-_ANSWER_S = 2.0  # a server that does not fork within that is replaced
+_ANSWER_S = 2.0  # a server that does not fork within this time is replaced
 _FDS = 7
-_HINT = "standard error tells why; the kernel's log names what it has killed"
-_LOSSES = 3  # servers that were lost in a row and started nothing
+_HINT = "standard error shows why; the kernel log lists processes that the kernel killed"
+_LOSSES = 3  # consecutive servers lost without having started anything
 
-# Runs a function of this module in a fresh interpreter that finds modules where this one does.
+# Runs a function of this module in a fresh interpreter with this one's import path.
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from harvester.relay import forkserver; forkserver.{call}"
 
 
 class Process:
-    """A process that the server has started, as the supervisor holds it."""
+    """A process started by the server, as the supervisor sees it."""
 
     def __init__(self, server: _Server, pid: int, sentinel: int, read_fd: int, write_fd: int) -> None:
-        """`read_fd` and `write_fd`: the supervisor's ends of the pipes, which are the caller's to close."""
+        """`read_fd` and `write_fd`: the supervisor's ends of the pipes; the caller closes them."""
         self._server = server
         self.pid = pid
         self.sentinel = sentinel  # readable when the process has ended
         self.read_fd, self.write_fd = read_fd, write_fd
 
     def kill(self) -> None:
-        """SIGKILL, unless it has been reaped."""
+        """SIGKILL, unless it has already been reaped."""
         if self.sentinel >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
@@ -84,17 +84,17 @@ class Process:
 
 
 class Forkserver:
-    """The server of one supervisor, and the memory that it shares with all shards. Any thread may use it."""
+    """The server of one supervisor, and the memory shared with all shards. Thread-safe."""
 
     def __init__(self) -> None:
-        """Nothing is started yet."""
+        """Starts nothing yet."""
         self._memory = os.memfd_create("harvester")
         weakref.finalize(self, os.close, self._memory)
         os.ftruncate(self._memory, 8 * WORDS)
         self.shared = _map(self._memory)
         self._server: _Server | None = None
         self._lost = 0
-        self._lock = threading.RLock()  # around the server and its answers
+        self._lock = threading.RLock()  # guards the server and its replies
 
     def is_up(self) -> bool:
         """Whether it can start processes now; starts the server if there is none. Never blocks.
@@ -107,15 +107,15 @@ class Forkserver:
             return self._server.is_up()
 
     def start(self, target: Callable[..., int], spec: Any, name: str) -> Process | None:
-        """A process that runs `target(spec, read_fd, write_fd, shared, supervisor_fd, memory)` and exits with what that
-        returns.
+        """Start a process that runs `target(spec, read_fd, write_fd, shared, supervisor_fd, memory)` and exits with its
+        result.
 
-        `supervisor_fd` becomes readable when the supervisor dies; `memory` is the descriptor of the shared memory. None
-        if the server has just died: ask `is_up` again. Raises ShardError if the system allows no more processes, or
-        servers die again and again.
+        `supervisor_fd` becomes readable when the supervisor dies; `memory` is the descriptor of the shared memory.
+        Returns None if the server has just died: call `is_up` again. Raises ShardError if the system allows no more
+        processes, or if servers die repeatedly.
         """
         with self._lock:
-            if self._server is None:  # another thread has found it dead
+            if self._server is None:  # another thread found it dead
                 return None
             process = self._server.start((name, target, spec), self._memory)
             if process is not None:
@@ -124,11 +124,11 @@ class Forkserver:
             self.close()
             self._lost += 1
             if self._lost >= _LOSSES:
-                raise ShardError("the process that starts shards died again and again", hint=_HINT)
+                raise ShardError("the process that starts shards died repeatedly", hint=_HINT)
             return None
 
     def close(self) -> None:
-        """End the server; processes it has started live on."""
+        """End the server; processes it has started keep running."""
         with self._lock:
             if self._server is not None:
                 self._server.close()
@@ -136,15 +136,15 @@ class Forkserver:
 
 
 class _Server:
-    """One process of a server, as the supervisor sees it. `lock`: held around all but `exit_code`."""
+    """One server process, as the supervisor sees it. `lock` is held around everything but `exit_code`."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._up = False
-        self._codes: dict[int, int] = {}  # of processes that have ended
+        self._codes: dict[int, int] = {}  # exit codes of ended processes
         supervisor_fd = os.pidfd_open(os.getpid())
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until it ignores them
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the server ignores them
         try:
             self._process = subprocess.Popen(
                 _command(f"serve({theirs.fileno()}, {supervisor_fd})"),
@@ -160,7 +160,7 @@ class _Server:
         while not self._up and _wait(self._control.fileno(), 0):
             if self._hear() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_ANSWER_S)  # its own exit code, not that of a kill
+                    self._process.wait(_ANSWER_S)  # for its own exit code rather than that of a kill
                 self.close()
                 raise ShardError(
                     f"the process that starts shards ended with exit code {self._process.returncode}",
@@ -182,7 +182,7 @@ class _Server:
             for fd in (inbound, outbound, *theirs[3:]):
                 os.close(fd)
         if answer is None:
-            os.close(read_fd)  # one that it may have started meanwhile ends by that
+            os.close(read_fd)  # a process it may have started in the meantime ends because of this
             os.close(write_fd)
             return None
         kind, pid, code, fds = answer
@@ -202,11 +202,11 @@ class _Server:
 
     def close(self) -> None:
         self._control.close()
-        self._process.kill()  # it holds nothing
+        self._process.kill()  # it holds no state
         self._process.wait()
 
     def _hear_of(self, kinds: tuple[bytes, ...], pid: int | None) -> tuple[bytes, int, int, list[int]] | None:
-        """Wait for what the server says of this process, or of any. None if it says nothing."""
+        """Wait for a message of these kinds about this process, or about any. None if the server sends none."""
         while self._control.fileno() >= 0 and _wait(self._control.fileno(), _ANSWER_S):
             heard = self._hear()
             if heard is None:
@@ -238,7 +238,7 @@ def _pipe() -> tuple[int, int]:
 
 
 def _surroundings(what: tuple[str, Callable[..., int], Any]) -> list[int]:
-    """New descriptors: of what a process is told, of the working directory, of standard output and error."""
+    """New descriptors: the process's instructions, the working directory, standard output and error."""
     told = os.memfd_create("harvester-shard")
     with open(told, "wb", closefd=False) as file:
         pickle.dump((dict(os.environb), _import_path()), file)
@@ -248,13 +248,13 @@ def _surroundings(what: tuple[str, Callable[..., int], Any]) -> list[int]:
     for standard in (1, 2):
         try:
             fds.append(os.dup(standard))
-        except OSError:  # a daemon that has closed it
+        except OSError:  # a daemon may have closed it
             fds.append(os.open(os.devnull, os.O_WRONLY))
     return fds
 
 
 def _import_path() -> list[str]:
-    """Where this process finds modules; the harvester is always found, the working directory (`""`) never looked in."""
+    """This process's import path; the harvester is always found, the working directory (`""`) never searched."""
     home = str(Path(__file__).parents[2])
     path = [str(Path(entry).absolute()) for entry in sys.path if entry]
     return path if home in path else [*path, home]
@@ -267,7 +267,7 @@ def _command(call: str) -> list[str]:
 
 
 def _wait(fd: int, within_s: float | None) -> bool:
-    """Whether the descriptor becomes readable within that time."""
+    """Whether the descriptor becomes readable within `within_s`."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if within_s is None else within_s * 1000))
@@ -286,10 +286,10 @@ def serve(control_fd: int, supervisor_fd: int) -> NoReturn:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    signal.signal(signal.SIGABRT, signal.SIG_IGN)  # abort() ends a process all the same
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a host that ignores it has passed that on, and codes would be lost
+    signal.signal(signal.SIGABRT, signal.SIG_IGN)  # abort() still ends a process
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a host that ignores it passes that on, and exit codes would be lost
     _name("forkserver")
-    gc.disable()  # what it frees becomes holes in shared pages
+    gc.disable()  # freed objects would leave holes in shared pages
     for module in ("harvester.relay.shard", "harvester.relay.elector"):  # with all that they import
         importlib.import_module(module)
 
@@ -338,7 +338,7 @@ def _serve(control: socket.socket, supervisor_fd: int) -> None:
 
 
 def _begin(fds: list[int], of_server: list[int]) -> int:
-    """A process that is given these descriptors and has none of the others; its pid."""
+    """Fork a process that has these descriptors and none of the others; returns its pid."""
     if not _is_alone():
         for fd in fds:
             os.set_inheritable(fd, True)
@@ -356,7 +356,7 @@ def _begin(fds: list[int], of_server: list[int]) -> int:
 
 
 def _is_alone() -> bool:
-    """Whether this thread is the only one of its process; not if that cannot be told."""
+    """Whether this thread is the only one of its process; False if that cannot be determined."""
     try:
         return len(list(Path("/proc/self/task").iterdir())) == 1
     except OSError:
@@ -369,7 +369,7 @@ def _is_alone() -> bool:
 def become(
     supervisor_fd: int, inbound: int, outbound: int, memory: int, told: int, directory: int, stdout: int, stderr: int
 ) -> NoReturn:
-    """Take over the supervisor's surroundings, and run what is asked for."""
+    """Take over the supervisor's environment and directories, and run what was requested."""
     code = 1
     try:
         for source, standard in ((stdout, 1), (stderr, 2)):
@@ -388,10 +388,10 @@ def become(
         code = target(spec, inbound, outbound, shared, supervisor_fd, memory)
     except BaseException:  # noqa: BLE001 - the top frame of this process
         traceback.print_exc()
-    os._exit(code)  # never wait for a client: what it still holds must not leave after us
+    os._exit(code)  # without waiting for a client: what it still holds must not be sent after we have ended
 
 
 def _name(name: str) -> None:
-    """What `ps` and `top` call this process, at most 15 bytes."""
+    """Set the name that `ps` and `top` show, at most 15 bytes."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)

@@ -1,19 +1,19 @@
-"""Between supervisor and shards: pipes, shared memory, and a waker for threads that wait for descriptors.
+"""Communication between supervisor and shards: pipes, shared memory, and a waker for threads that wait for descriptors.
 
-*Pipes* (P16). The supervisor never blocks. It writes what the pipe takes and keeps the rest; when that is much
-(it is congested), the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose
+*Pipes* (P16). The supervisor never blocks. It writes as much as the pipe accepts and keeps the rest; when much is left
+(the pipe is congested), the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose
 writes do block, always finds its reader reading.
 
-*Shared memory*. A few numbers, each written by one process alone: the supervisor, or a shard that says whether it
-owes something (`owe`). No lock of theirs is shared: a shard killed while holding one would hang all others. Each number
-is one aligned 64-bit word, so a reader sees the old value or the new one and nothing between. The memory itself bears
-locks that the kernel takes back from the dead: a shard is *present* for as long as it lives (`be_present`), and a
-process for which `take_all` is true knows that no shard lives, nor will while it lives itself.
+*Shared memory*. A few numbers, each written by a single process: the supervisor, or a shard that records whether it
+owes something (`owe`). They have no lock: a shard killed while holding one would hang all others. Each number is one
+aligned 64-bit word, so a reader sees either the old value or the new one. The memory itself carries locks that the
+kernel releases when their holder dies: a shard is *present* for as long as it lives (`be_present`), and a process for
+which `take_all` is true knows that no shard lives, and that none will while it lives itself.
 
-Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. `harvester.neli.election` proves it, and ends it;
-shards compare the moment before every record (`trust_check`), so that it also expires while nobody can tell them.
-Inside the supervisor several threads move it (the group member extends it, the relay opens and closes it); `TrustCell`
-orders them with a lock of its own process.
+Trust is a point in time of CLOCK_BOOTTIME, which runs through suspend. `harvester.neli.election` sets it and withdraws
+it; shards compare it with the clock before every record (`trust_check`), so that it expires even while nobody can tell
+them. Within the supervisor several threads change it (the group member extends it, the relay opens and closes it);
+`TrustCell` serialises them with a lock of its own process.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from harvester.clock import clock_s
 from harvester.relay.core.frames import MAX_ANSWER_BYTES, Frame, Splitter, encode
 
 _PIPE_BYTES = 1 << 20
-_READ_BYTES = 1 << 16  # a larger buffer is a fresh mapping for every read
+_READ_BYTES = 1 << 16  # a larger buffer would be a fresh memory mapping for every read
 _LOOK_AGAIN_MS = 250
-# A pipe holds a third of what a shard may have to do. To hold rows back means to read them again, so it is for a shard
-# that takes nothing, and not for one that is busy.
+# A pipe holds a third of what a shard may have to do. Rows held back have to be read again, so this is for a shard that
+# accepts nothing, not for a busy one.
 _SLACK_BYTES = 1 << 22
 
 
 def widen(fd: int) -> None:
-    """Ask for a larger pipe; an unprivileged process may be refused, which costs speed only."""
+    """Ask for a larger pipe; an unprivileged process may be refused, which only costs speed."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     except OSError:
@@ -50,21 +50,21 @@ def widen(fd: int) -> None:
 
 
 class Channel:
-    """The supervisor's end: non-blocking both ways."""
+    """The supervisor's end: non-blocking in both directions."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
             widen(fd)
-        self.outbound: deque[memoryview] = deque()  # waits until the pipe takes it
+        self.outbound: deque[memoryview] = deque()  # waits until the pipe accepts it
         self._waiting_bytes = 0
         self._splitter = Splitter(MAX_ANSWER_BYTES)
 
     def send(self, frame: Frame) -> bool:
-        """Write the frame, or keep what the pipe does not take; returns as `flush` does.
+        """Write the frame, or keep what the pipe does not accept; returns the same as `flush`.
 
-        A broken pipe drops it: the shard is dead.
+        On a broken pipe the frame is dropped: the shard is dead.
         """
         data = encode(frame)
         self.outbound.append(memoryview(data))
@@ -72,7 +72,7 @@ class Channel:
         return self.flush()
 
     def flush(self) -> bool:
-        """Write what the pipe takes now. Returns whether it is congested: so much waits that no more should come."""
+        """Write what the pipe accepts now. Returns whether it is congested: too much is waiting for more to be sent."""
         outbound = self.outbound
         while outbound:
             data = outbound[0]
@@ -92,7 +92,7 @@ class Channel:
         return self._waiting_bytes > _SLACK_BYTES
 
     def receive(self) -> Iterator[Frame]:
-        """Frames that have arrived; raises EOFError when the shard has closed its end and all is read."""
+        """Frames that have arrived; raises EOFError when the shard has closed its end and everything is read."""
         while True:
             try:
                 data = os.read(self.read_fd, _READ_BYTES)
@@ -105,13 +105,13 @@ class Channel:
                 return
 
     def close(self) -> None:
-        """Close both ends: for the shard, the end of the supervisor."""
+        """Close both ends; the shard takes that as the end of the supervisor."""
         for fd in (self.read_fd, self.write_fd):
             os.close(fd)
 
 
 class ShardPipe:
-    """The shard's end: writes from any thread, which wait for room, reads from one."""
+    """The shard's end: any thread may write, and blocks while the pipe is full; one thread reads."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self._write_fd = read_fd, write_fd
@@ -123,11 +123,11 @@ class ShardPipe:
         self._room.register(write_fd, select.POLLOUT)
 
     def give_up_after(self, within_s: float) -> None:
-        """The end has begun: a supervisor that does not read may hold writes up for this long only."""
+        """The shutdown has begun: a supervisor that does not read may block writes for this long at most."""
         self._deadline = time.monotonic() + within_s
 
     def send(self, frame: Frame) -> None:
-        """Write the frame whole; silently gives up when the supervisor is gone."""
+        """Write the whole frame; silently gives up when the supervisor is gone."""
         data = memoryview(encode(frame))
         with self._lock:
             while data:
@@ -152,11 +152,12 @@ _LENGTH = struct.Struct("=I")
 
 
 class MessagePipe:
-    """The writing end of a pipe for pickled messages, for any thread. It never waits: what the pipe does not take is
-    kept, and goes with the next message."""
+    """The writing end of a pipe for pickled messages, for any thread. It never blocks: what the pipe does not accept is
+    kept and written with the next message.
+    """
 
     def __init__(self, fd: int) -> None:
-        """The descriptor is its own from now on."""
+        """Takes ownership of the descriptor."""
         os.set_blocking(fd, False)
         widen(fd)
         self._fd = fd
@@ -165,7 +166,7 @@ class MessagePipe:
         self.waiting_bytes = 0
 
     def send(self, message: Any, *, dispensable: bool = False) -> bool:
-        """Whether it is on its way: not if nobody reads any more, nor, if it is dispensable, while others wait."""
+        """Whether it was sent or kept: false if nobody reads any more, and, if dispensable, while others wait."""
         data = pickle.dumps(message)
         with self._lock:
             if not self._flush() or (dispensable and self._waiting):
@@ -175,12 +176,12 @@ class MessagePipe:
             return self._flush()
 
     def flush(self) -> None:
-        """Write what waits and is taken now."""
+        """Write as much of what waits as the pipe accepts now."""
         with self._lock:
             self._flush()
 
     def close(self) -> None:
-        """For who reads, the end."""
+        """Close the end; the reader sees EOF."""
         with self._lock:
             os.close(self._fd)
             self._fd = -1
@@ -211,7 +212,7 @@ class MessageReader:
         self._data = bytearray()
 
     def receive(self) -> list[Any]:
-        """What came with one read, which waits until there is something; raises EOFError when nobody writes."""
+        """The messages of one read, which blocks until there are any; raises EOFError when nobody writes any more."""
         data = os.read(self._fd, _READ_BYTES)
         if not data:
             raise EOFError
@@ -227,7 +228,7 @@ class MessageReader:
 
 
 class Waker:
-    """An eventfd with an owner: `set` after `close` does nothing, and never reaches whoever got its number since."""
+    """An eventfd with an owner: `set` after `close` does nothing, and never reaches a reused descriptor."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -240,7 +241,7 @@ class Waker:
                 os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
-        """Make `fd` unreadable; by the thread that waits for it."""
+        """Make `fd` unreadable; called by the thread that waits for it."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -261,7 +262,7 @@ Shared = MutableSequence[int]  # WORDS signed 64-bit integers
 
 
 def trust_check(shared: Shared) -> Callable[[], bool]:
-    """A function that says whether a shard may hand a record to its producer now (P12); one call per record."""
+    """A function that returns whether a shard may produce a record now (P12); called once per record."""
 
     def trusted() -> bool:
         return clock_gettime_ns(CLOCK_BOOTTIME) < shared[_TRUST]
@@ -270,7 +271,7 @@ def trust_check(shared: Shared) -> Callable[[], bool]:
 
 
 def set_in_flight(shared: Shared, records: int, limit: int) -> None:
-    """Publish how many records may be at producers now, and the most that is allowed."""
+    """Publish how many records producers may hold now, and the limit."""
     shared[_IN_FLIGHT] = records
     shared[_LIMIT] = limit
 
@@ -284,51 +285,51 @@ _STANDS_STILL_S = 5.0
 
 
 def turn(shared: Shared, *, marks: bool) -> None:
-    """The relay's thread turns now; whether the mark loop does, too."""
+    """The relay's thread turns; `marks`: so does the mark loop."""
     shared[_MARKS] = marks
     shared[_TURNED] = clock_gettime_ns(CLOCK_BOOTTIME)
 
 
 def turned_s(shared: Shared) -> float:
-    """When the relay's thread turned last, by CLOCK_BOOTTIME."""
+    """When the relay's thread last turned, by CLOCK_BOOTTIME."""
     return shared[_TURNED] / 1e9
 
 
 def marks_live(shared: Shared) -> bool:
-    """Liveness for the election (P14): relay and mark loop turn."""
+    """Liveness for the election (P14): relay and mark loop both turn."""
     return bool(shared[_MARKS]) and clock_s() - turned_s(shared) < _STANDS_STILL_S
 
 
 def listen(shared: Shared) -> None:
-    """The supervisor's thread that is told of proofs turns now."""
+    """The supervisor's thread that receives proofs turns now."""
     shared[_LISTENED] = clock_gettime_ns(CLOCK_BOOTTIME)
 
 
 def listened_s(shared: Shared) -> float:
-    """When that thread turned last, by CLOCK_BOOTTIME."""
+    """When that thread last turned, by CLOCK_BOOTTIME."""
     return shared[_LISTENED] / 1e9
 
 
 def owe(shared: Shared, index: int, *, owes: bool) -> None:
-    """Whether something of this shard may be on the wire when it is gone. Until it says otherwise it does."""
+    """Record whether something of this shard may be on the wire after it has ended. Initially it may."""
     shared[_OWES + index] = owes
 
 
 def is_owed(shared: Shared) -> bool:
-    """Whether something may be on the wire of a shard that is gone."""
+    """Whether something of an ended shard may be on the wire."""
     return any(shared[_OWES:])
 
 
 def be_present(memory: int) -> bool:
-    """Say, until this process ends, that it may publish. False: it must not any more.
+    """Declare, until this process ends, that it may publish. False: it must not any more.
 
-    From then on this process closes no descriptor of that memory: the kernel would take the lock for given back.
+    From then on this process must close no descriptor of that memory: the kernel would release the lock.
     """
     return _locked(memory, fcntl.LOCK_SH)
 
 
 def take_all(memory: int) -> bool:
-    """Whether no process is present; while this one lives none can be from then on."""
+    """Whether no process is present; if so, none can be while this one lives."""
     return _locked(memory, fcntl.LOCK_EX)
 
 
@@ -341,7 +342,7 @@ def _locked(memory: int, how: int) -> bool:
 
 
 class TrustCell:
-    """The supervisor's side of the trust word. It is 0 while closed; opening needs an unexpired trust."""
+    """The supervisor's side of the trust word. It is 0 while closed; opening requires unexpired trust."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -351,7 +352,7 @@ class TrustCell:
         shared[_TRUST] = 0
 
     def extend(self, until_s: float) -> None:
-        """The election proved leadership up to this moment."""
+        """The election proved leadership up to `until_s`."""
         with self._lock:
             self._until_s = until_s
             if self._open:
@@ -365,18 +366,18 @@ class TrustCell:
             self._shared[_TRUST] = 0
 
     def open(self) -> None:
-        """Let shards produce up to the proven moment, and on as the election proves more."""
+        """Let shards produce up to the proven moment, and beyond it as the election proves more."""
         with self._lock:
             self._open = True
             self._shared[_TRUST] = int(self._until_s * 1e9)
 
     def close(self) -> None:
-        """No shard may produce; what the election proves is kept for the next opening."""
+        """No shard may produce; what the election has proved is kept for the next opening."""
         with self._lock:
             self._open = False
             self._shared[_TRUST] = 0
 
     @property
     def trusted(self) -> bool:
-        """Whether leadership is proven now, open or not."""
+        """Whether leadership is proven now, whether open or closed."""
         return clock_s() < self._until_s

@@ -1,19 +1,19 @@
-"""The marker: the thread that performs what the state machine asks of the leader's database session, in order.
+"""The marker: the thread that executes the state machine's requests on the leader's database session, in order.
 
-In order means: a mark that was under way is over before a term is taken. A session that cannot be opened is retried
-here, without end and without telling the machine: nothing was sent. A statement that was sent and failed is reported:
-its fate is unknown (P4). A session with another server than before, or with one whose term row is older than our
-term, is reported too, and nothing is done on it for the machine (P9). How the term is taken: `term`.
+In order means: a mark under way ends before a term is taken. A session that cannot be opened is retried here,
+indefinitely and without telling the machine, since nothing was sent. A statement that was sent and failed is reported:
+its fate is unknown (P4). A session with a different server, or with one whose term row is older than our term, is
+reported too, and nothing is executed on it for the machine (P9). `term` describes how the term is taken.
 
-*Reading* (`MarkReader`). The reader owns the scan (`core.scan`): each mark goes on where the last one ended, so that a
-second one can be asked for before the first one's rows have been dealt with. A new leader id or a new connection
-starts from the bookmark in the term row, or from the head if there is none (P38). Between marks the reader lists the
-holders of locks that could still fill a gap of the scan (P10). The same list tells whether ids have started again,
-and whether somebody asks for the term (P32). A mark that brings nothing is repeated if one of the transactions is
-over that resting gaps wait for.
+*Reading* (`MarkReader`). The reader owns the scan (`core.scan`): each mark continues where the last one ended, so a
+second one can be requested before the first one's rows have been handled. A new leader id or a new connection starts
+from the bookmark in the term row, or from the head if there is none (P38). Between marks the reader lists the holders
+of locks that could still fill a gap of the scan (P10). The same query shows whether ids have started again, and whether
+somebody asks for the term (P32). A mark that returns nothing is repeated if a transaction that resting gaps wait for
+has ended.
 
-*Liveness* (P14). `is_working` is true while the loop turns, or waits inside its own bounded retry or for a statement
-that its own timeout bounds. A thread that died or hangs beyond that ends the leadership.
+*Liveness* (P14). `is_working` is true while the loop turns, or waits within its own bounded retry or for a statement
+limited by its own timeout. A thread that has died or hangs for longer ends the leadership.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from harvester.relay.ipc import TrustCell, Waker
 from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermTaker
 
 _STALL_MARGIN_S = 10.0
-_GATHER_S = 0.001  # between marks that take all there is
+_GATHER_S = 0.001  # between marks that take everything there is
 
 Work = m.Mark | m.Fetch | m.Look | m.SaveBookmark | m.TakeTerm | m.ReleaseTerm
 
 
-_NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigger wakes us anyway
+_NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks if the trigger notifies us anyway
 
 
 @dataclass(frozen=True, slots=True)
 class RetryDelays:
-    """Waiting times in seconds."""
+    """Delays in seconds."""
 
     mark_backoff_s: float
     mark_backoff_max_s: float
     io_error_backoff_s: float
     statement_timeout_s: float
-    writes: bool = True  # marks are written into the table; else they are remembered here alone
+    writes: bool = True  # marks are written into the table; otherwise they are only remembered here
 
 
 def idle_wait_s(idle: int, pace: RetryDelays, notified: bool) -> float:
-    """How long to wait before the next mark after `idle` empty ones in a row: doubling from floor to ceiling."""
+    """How long to wait before the next mark after `idle` consecutive empty ones: doubles from floor to ceiling."""
     if idle <= 0:
         return 0.0
     ceiling_s = max(pace.mark_backoff_max_s, _NOTIFIED_CEILING_S) if notified else pace.mark_backoff_max_s
@@ -68,7 +68,7 @@ def idle_wait_s(idle: int, pace: RetryDelays, notified: bool) -> float:
 
 
 class Relay(Protocol):
-    """Whom the marker works for: the supervisor."""
+    """What the marker works for: the supervisor."""
 
     trust: TrustCell
 
@@ -76,7 +76,7 @@ class Relay(Protocol):
 
 
 class Marker(threading.Thread):
-    """The mark loop. It lends itself to the term's taker (`TermHost`)."""
+    """The mark loop. It is also the `TermHost` of the term taker."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Marker(threading.Thread):
         mode: DeliveryHandover | None = None,
         group_id: str | None = None,
     ) -> None:
-        """`group_id`: whose the outbox has to be; None: anybody's."""
+        """`group_id`: the group that must own the outbox; None: any."""
         super().__init__(name="marker", daemon=True)
         self.mode = mode if mode is not None else DeliveryHandover(AT_LEAST_ONCE, 0.0)
         self._relay, self._group, self._group_id = relay, group, group_id
@@ -105,31 +105,31 @@ class Marker(threading.Thread):
         self._sessions: Sequence[Session] = ()
         self._unregistered = False
         self._doubted = False
-        self._checked = True  # that the session is with the database that is meant
+        self._checked = True  # the session is known to be with the right database
 
     def perform(self, command: Work) -> None:
-        """Queue a command; safe from any thread."""
+        """Queue a command; thread-safe."""
         self._commands.append(command)
         self._waker.set()
 
     def register(self, sessions: Sequence[Session]) -> None:
-        """The shards' sessions, to be named in the term row (P7); safe from any thread."""
+        """The shards' sessions, to be recorded in the term row (P7); thread-safe."""
         self._sessions, self._unregistered = sessions, True
 
     def doubt(self) -> None:
-        """The session may be with another server than others are: make a new one for the next command (P9)."""
+        """The session may be with a different server from the others: open a new one for the next command (P9)."""
         self._doubted = True
 
     def ids_given_again(self) -> None:
-        """The next term begins another incarnation (P50); safe from any thread."""
+        """The next term begins another incarnation (P50); thread-safe."""
         self._taker.ids_given_again()
 
     def log_in(self, dsn: str) -> None:
-        """Connect with this from now on; safe from any thread."""
+        """Use this DSN for new connections; thread-safe."""
         self._session.log_in(dsn)
 
     def stop(self) -> None:
-        """End the thread after what is running."""
+        """End the thread once the running command is done."""
         self.ended.set()
         if self.ident is None:  # never started
             self._waker.close()
@@ -141,7 +141,7 @@ class Marker(threading.Thread):
 
     @property
     def lent_to(self) -> str | None:
-        """Who has the term, while we wait for it (P32)."""
+        """Who has borrowed the term that we wait for (P32)."""
         return self._taker.lent_to
 
     @property
@@ -159,7 +159,7 @@ class Marker(threading.Thread):
         self.turned_at = time.monotonic()
 
     def unreachable_s(self, now: float) -> float:
-        """For how long the database has been out of reach; 0 when it is not."""
+        """For how long the database has been unreachable; 0 while it is reachable."""
         since = self._unreachable_since
         return 0.0 if since is None else now - since
 
@@ -195,7 +195,7 @@ class Marker(threading.Thread):
                     self._save(command)
 
     def _rest(self) -> None:
-        """Nothing is wanted: wait for a command. A session that ends meanwhile is made anew when it is needed."""
+        """Nothing is requested: wait for a command. A session that ends meanwhile is reopened when needed."""
         try:
             self._session.wait(1.0, self._waker.fd)
         except psycopg.Error:
@@ -203,7 +203,7 @@ class Marker(threading.Thread):
         self._waker.clear()
 
     def _take(self, command: m.TakeTerm) -> None:
-        """Until the term is taken, or trust in us is over (P8)."""
+        """Try until the term is taken or trust in us has expired (P8)."""
         try:
             while not self.ended.is_set() and self._connected():
                 try:
@@ -214,19 +214,19 @@ class Marker(threading.Thread):
                     self._lost(error)
         finally:
             self._taker.lent_to = None
-            if self._session.term_is_locked:  # the attempt was the last one
+            if self._session.term_is_locked:  # that was the last attempt
                 self._taker.trouble(None)
 
     def _release(self, release: m.ReleaseTerm) -> None:
-        """Nothing of the term is left; whoever leads next need not wait. It is worth one attempt."""
+        """Nothing of the term is left, so the next leader need not wait. Attempted once."""
         try:
             if self._session.is_open:
                 self._session.release(release.term, release.holder)
         except (psycopg.Error, OutboxError):
-            self._session.close()  # it is no trouble of a standby, which would have nothing that ends it
+            self._session.close()  # a standby must not show this as a trouble: nothing would clear it
 
     def _save(self, command: m.SaveBookmark) -> None:
-        """Worth one attempt, on a session that is known to be with the database that is meant."""
+        """Attempted once, on a session known to be with the right database."""
         try:
             if self._session.is_open and self._checked:
                 self._reader.save(command)
@@ -234,7 +234,7 @@ class Marker(threading.Thread):
             self._lost(error)
 
     def _read(self, command: m.Mark | m.Fetch | m.Look) -> None:
-        """Perform a statement for the machine, on the database that is meant."""
+        """Execute a statement for the machine, on the right database."""
         if not self._connected() or not self._is_meant(command):
             return
         self.turned_at = time.monotonic()
@@ -260,7 +260,7 @@ class Marker(threading.Thread):
             self._session.register(command.term, command.holder, self._sessions)
 
     def _is_meant(self, command: m.Mark | m.Fetch | m.Look) -> bool:
-        """P9: whether the session is with the database that the term was taken on."""
+        """P9: whether the session is with the database on which the term was taken."""
         taken = self._taker.taken
         if taken is None or taken.holder != command.holder or self._checked:
             return True
@@ -280,8 +280,8 @@ class Marker(threading.Thread):
     def _pause(self, mark: m.Mark) -> None:
         """Wait before a mark that follows empty ones; a notification or a new command ends the wait.
 
-        With the trigger it waits for rows as soon as it has taken all there were. And marks do not follow each other
-        faster than the rows of a moment can gather: many small ones would cost the machine more than they gain.
+        With the trigger, it waits for rows as soon as it has taken everything there was. And marks do not follow each
+        other faster than rows can gather: many small ones would cost the machine more than they gain.
         """
         if not mark.rested:
             return
@@ -297,7 +297,7 @@ class Marker(threading.Thread):
         self.ended.wait(max(0.0, self._reader.marked_at + _GATHER_S - time.monotonic()))
 
     def _connected(self) -> bool:
-        """A session, however long it takes; False when the thread is to end."""
+        """Open a session, however long it takes; False if the thread is to end."""
         if self._doubted:
             self._doubted = False
             self._session.close()
@@ -319,7 +319,7 @@ class Marker(threading.Thread):
         return False
 
     def _lost(self, error: Exception) -> None:
-        """Note the trouble, drop the session, wait a little."""
+        """Report the trouble, drop the session, wait a little."""
         self.turned_at = time.monotonic()
         self._session.close()
         if self._unreachable_since is None:
@@ -332,14 +332,14 @@ class Marker(threading.Thread):
 
 
 _LIST_S = 0.05  # how often to list who could still fill a gap
-_WATCH_S = 5.0  # how often to look at the sequence otherwise
-_IDLE_WATCH_S = 1.0  # the same where no rows come: a sequence that was restarted is one reason for that
+_WATCH_S = 5.0  # how often to check the sequence otherwise
+_IDLE_WATCH_S = 1.0  # the same while no rows come: a restarted sequence is one possible reason
 _MANY_GAPS = 100
 _BOOKMARK_S = 0.5  # how often to report how far the scan has come
 
 
 class MarkReader:
-    """Performs marks, fetches and looks, and owns the scan. Raises what the session raises."""
+    """Executes marks, fetches and looks, and owns the scan. Raises what the session raises."""
 
     def __init__(
         self,
@@ -354,14 +354,15 @@ class MarkReader:
         self._session, self._taker, self._report, self._failpoints = session, taker, report, failpoints
         self._writes = writes
         self.scan = Scan()
-        self._leader_id: UUID | None = None  # whose scan it is
-        self.marked_at = self.listed_at = 0.0  # when the last mark was sent, and the last list
+        self._leader_id: UUID | None = None  # the leader id of the scan
+        self.marked_at = self.listed_at = 0.0  # when the last mark was sent, and when locks were last listed
         self._bookmarked_at = 0.0
         self._last_seen: Holders | None = None
-        self._settled_id = 0  # no crash of the server gives an id up to this one out again: a row had it, or none will
+        # no crash of the server can give out an id up to this one again: a row had it, or none will
+        self._settled_id = 0
 
     def perform(self, command: m.Mark | m.Fetch | m.Look) -> None:
-        """One statement; its result is reported."""
+        """Execute one statement and report its result."""
         match command:
             case m.Mark():
                 self._mark(command)
@@ -385,7 +386,8 @@ class MarkReader:
         while not rows and self._session.over:
             scan.ended(self._session.over)
             rows = self._ask(mark)
-        # Nobody has asked why a mark is empty that is no proof. The fence may be the reason: nothing is passed (P25).
+        # An empty mark that is no proof has not been checked for its reason. It may be the fence: nothing is passed
+        # (P25).
         if rows or mark.is_proof or scan.watched:
             scan.read([row[0] for row in rows], mark.limit, writes=self._writes)
             self._settled_id = max(self._settled_id, (scan.floor or 1) - 1, rows[-1][0] if rows else 0)
@@ -400,7 +402,9 @@ class MarkReader:
             self._list_holders()
 
     def _begin(self) -> None:
-        """Start the scan. The locks are listed before its first mark, which need not be repeated for its gaps then."""
+        """Start the scan. Locks are listed before its first mark, so that this mark need not be repeated for its
+        gaps.
+        """
         kept = self._session.read_bookmark()
         if kept is None:
             self.scan.restart()
@@ -423,7 +427,7 @@ class MarkReader:
         )
 
     def _list_holders(self) -> None:
-        """Who could still fill a gap (P10); and whether ids have started again."""
+        """List who could still fill a gap (P10), and check whether ids have started again."""
         self.listed_at = time.monotonic()
         found, before = self._session.holders(), self._last_seen
         self._last_seen = found
@@ -431,23 +435,23 @@ class MarkReader:
         if found.wanted_by is not None and self._taker.taken is not None:
             self._report(m.TermWanted(self._taker.taken.holder, found.wanted_by))
         if before is None:
-            place = self._session.place  # of which the first marks of this process are
+            place = self._session.place  # the place of this process's first marks
             if place is not None and not found.are_in(place.space):
                 self._ids_restarted("ids have started again since this session began")
             return
         if found.table != before.table:
-            self._ids_restarted("the outbox is another table than before")
+            self._ids_restarted("the outbox is a different table from before")
         if found.last_value is None or before.last_value is None:
             return
         if found.last_value < min(before.last_value, self._settled_id) or found.sequence_file != before.sequence_file:
             given = f"{before.last_value} was the last, now it is {found.last_value}"
             self._ids_restarted(f"ids have started again: {given}")
         elif found.last_value < before.last_value:
-            # A crash of the server has undone ids that were given out, and that no commit had made durable (P34).
+            # A crash of the server has undone ids that were given out and that no commit had made durable (P34).
             self.restart()
 
     def restart(self) -> None:
-        """Begin the scan again: what was passed may be given out again, or the session is a new one."""
+        """Restart the scan: passed ids may be given out again, or the session is a new one."""
         self.scan.restart()
         self._report(m.ScanRestarted())
 

@@ -1,15 +1,14 @@
-"""The purger: a shard's database thread. It deletes what was acknowledged and quarantines what cannot be published.
+"""The purger: a shard's database thread. It deletes acknowledged rows and quarantines those that cannot be published.
 
-One batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many shards
-each of them sees few acknowledgements at a time, and statements would be many and small; so a batch waits a moment
-for more: while somebody waits for what it would free, until it is half of what is in flight (at once, where little
-is); while nobody does, until it is worth a statement by itself. A statement's callback runs only when its commit has
-come back (P1, P2).
+A batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many shards,
+each sees few acknowledgements at a time, and statements would be many and small; so a batch waits a moment for more:
+while something waits for what it would free, until it is half of what is in flight (not at all if little is); otherwise
+until it is worth a statement by itself. A statement's callback runs only when its commit has come back (P1, P2).
 
 A purge is idempotent and not fenced by the term. It is repeated, over a new connection if need be, until it succeeds:
-an acknowledged record must leave the outbox. It deletes the row that was read, and no other that has its id by now
-(P50). A row that somebody else has locked holds up its own key only: after a short wait the others are deleted around
-it, and it is tried apart from them.
+an acknowledged record must leave the outbox. It deletes only the row that was read, not another one that has its id by
+now (P50). A row locked by another session holds up only its own key: after a short wait the other rows are deleted
+without it, and it is retried separately.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ T = TypeVar("T")
 
 
 class ShardRecords(Protocol):
-    """A shard's records, told what became of their rows, on the purger's thread: `Sender` or `TransactionIntake`."""
+    """A shard's records, notified about their rows on the purger's thread: `Sender` or `TransactionIntake`."""
 
     @property
-    def unsettled(self) -> int: ...  # handed to the producer, and not settled
+    def unsettled(self) -> int: ...  # handed to the producer and not settled
     @property
     def is_awaited(self) -> bool: ...  # whether anything here waits for a record to be settled
     def purged(self, ids: Sequence[int]) -> None: ...  # their DELETE has committed
@@ -55,34 +54,34 @@ class ShardRecords(Protocol):
 
 
 class ShardHost(Protocol):
-    """What the parts of a shard use of it: `harvester.relay.shard.Shard`. All is quick and safe from any thread."""
+    """What the parts of a shard use of it (`harvester.relay.shard.Shard`). All methods are quick and thread-safe."""
 
     index: int
     failpoints: Failpoints
 
     @property
     def records(self) -> ShardRecords: ...
-    def trusted(self) -> bool: ...  # whether a record may be handed to the producer now; asked for every one
+    def trusted(self) -> bool: ...  # whether a record may be produced now; called for every record
     def send(self, frame: Frame, /) -> None: ...  # to the supervisor
     def purge(self, rows: Sequence[ReadRow], /) -> None: ...  # as `Purger.purge`
     def quarantine(self, poison: PoisonRow, /) -> None: ...  # as `Purger.quarantine`
-    def wake(self) -> None: ...  # the main thread, because a retry was scheduled
+    def wake(self) -> None: ...  # wakes the main thread, because a retry was scheduled
     @property
-    def is_crowded(self) -> bool: ...  # so much is in flight over all shards that every purge lets something go on
+    def is_crowded(self) -> bool: ...  # so much is in flight over all shards that every purge lets something continue
     def die(self, reason: str, /) -> None: ...  # nothing can be sent or settled any more: end the process
 
 
 class Purger(threading.Thread):
-    """A shard's thread for purges and quarantines, and for what others ask of its session."""
+    """A shard's thread for purges, quarantines and other uses of its session."""
 
     def __init__(self, session: PurgeSession, backoff_s: float, shard: ShardHost) -> None:
         super().__init__(name="purger", daemon=True)
         self._session, self._backoff_s, self._shard = session, backoff_s, shard
         self._acked: deque[ReadRow] = deque()
-        self._locked: list[ReadRow] = []  # somebody else holds these rows
+        self._locked: list[ReadRow] = []  # rows locked by other sessions
         self._locked_due = 0.0
-        self._poison: deque[tuple[PoisonRow, float]] = deque()  # and when to try it
-        self._calls: deque[Callable[[], None]] = deque()  # what other threads want of the session
+        self._poison: deque[tuple[PoisonRow, float]] = deque()  # with the time of the next attempt
+        self._calls: deque[Callable[[], None]] = deque()  # other threads' requests to use the session
         self._work = threading.Event()
         self._enough = threading.Event()
         self._ended = threading.Event()
@@ -90,14 +89,14 @@ class Purger(threading.Thread):
         self.connected = threading.Event()
 
     def purge(self, rows: Sequence[ReadRow]) -> None:
-        """Delete these rows soon; safe from any thread, cheap."""
+        """Delete these rows soon; thread-safe, cheap."""
         self._acked.extend(rows)
         if not self._work.is_set():
             self._work.set()
         self.hurry()
 
     def hurry(self) -> None:
-        """Somebody may wait now."""
+        """Something may be waiting now."""
         if self._acked and self._is_worth_a_statement():
             self._enough.set()
 
@@ -109,12 +108,12 @@ class Purger(threading.Thread):
         return in_flight < _GATHER_FROM_RECORDS or 2 * len(self._acked) >= in_flight
 
     def quarantine(self, poison: PoisonRow) -> None:
-        """Move this row to quarantine; safe from any thread."""
+        """Move this row to quarantine; thread-safe."""
         self._poison.append((poison, 0.0))
         self._work.set()
 
     def ask(self, action: Callable[[], T]) -> T | None:
-        """Run it on this thread, with the session ready, until it succeeds; None when the thread ends before."""
+        """Run `action` on this thread, with the session ready, until it succeeds; None if the thread ends first."""
         answer: Future[T] = Future()
         self._calls.append(lambda: answer.set_result(action()))
         self._work.set()
@@ -126,11 +125,11 @@ class Purger(threading.Thread):
         return answer.result()
 
     def term(self) -> tuple[int, str | None] | None:
-        """Term and holder as the term row names them now, asked on this thread; None as of `ask`."""
+        """Term and holder as currently in the term row, read on this thread; None: see `ask`."""
         return self.ask(self._session.term)
 
     def delete(self, rows: RowVersions) -> bool:
-        """Delete these rows now, on this thread; False when it ends before, as it does where others have their ids."""
+        """Delete these rows now, on this thread; False if the thread ends first, as when other rows have their ids."""
 
         def delete() -> bool:
             self._refuse(self._session.delete(rows))
@@ -139,11 +138,11 @@ class Purger(threading.Thread):
         return self.ask(delete) is not None
 
     def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions]) -> list[int] | None:
-        """As `PurgeSession.delete_same`, on this thread; None as of `ask`."""
+        """Calls `PurgeSession.delete_same` on this thread; None: see `ask`."""
         return self.ask(lambda: self._session.delete_same(ids, same))
 
     def stop(self) -> None:
-        """End the thread once what is running has ended."""
+        """End the thread once the running statement has ended."""
         self._ended.set()
         self._work.set()
         self._enough.set()
@@ -156,7 +155,7 @@ class Purger(threading.Thread):
                 self._work.wait(self._until_next_s())
                 self._gather()
                 acked = [self._acked.popleft() for _ in range(len(self._acked))]
-                batch = sorted(acked, key=_BY_ID)  # one order for all who lock
+                batch = sorted(acked, key=_BY_ID)  # the same order for every session that locks
                 if batch and self._attempt(partial(self._delete, batch)):
                     self._settled(batch)
                 self._retry_locked()
@@ -193,7 +192,7 @@ class Purger(threading.Thread):
         self._locked_due = time.monotonic() + _LOCKED_AGAIN_S
 
     def _refuse(self, others: list[int]) -> None:
-        """Other records stand under these ids: unless somebody else leads by now, nothing goes on here."""
+        """Other records have these ids: unless another process leads by now, nothing continues here."""
         if others:
             self._session.refuse_other(others[0])
 
@@ -205,7 +204,7 @@ class Purger(threading.Thread):
             self._settled(batch)
 
     def _settled(self, batch: list[ReadRow]) -> None:
-        """The statement has committed; what it passed by is not settled."""
+        """The statement has committed; rows that it skipped are not settled."""
         locked = {row.id for row in self._locked}
         self._note("locked", f"database: another session holds a lock on record {min(locked)}" if locked else None)
         settled = [row.id for row in batch if row.id not in locked] if locked else [row.id for row in batch]
@@ -216,7 +215,7 @@ class Purger(threading.Thread):
     # -- quarantine
 
     def _settle_poison(self) -> None:
-        """Try each record that is due once: one that cannot be moved must not keep the others from being purged."""
+        """Try each record that is due once: one that cannot be moved must not block purges."""
         now = time.monotonic()
         for _ in range(len(self._poison)):
             poison, due = self._poison.popleft()
@@ -242,7 +241,7 @@ class Purger(threading.Thread):
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Run it until it succeeds (True) or the thread is to end (False)."""
+        """Run `action` until it succeeds (True) or the thread is to end (False)."""
         while not self._ended.is_set():
             try:
                 self._session.ready()
@@ -256,7 +255,7 @@ class Purger(threading.Thread):
         return False
 
     def _note(self, what: str, trouble: str | None) -> None:
-        """Say what is wrong; say that nothing is when the last trouble is over."""
+        """Report a trouble; report its end when no trouble is left."""
         if trouble is not None:
             self._troubles.add(what)
             self._shard.send(Trouble(trouble))

@@ -1,12 +1,13 @@
-"""Puts values away that are too large for Kafka (`[oversize] policy = "claim-check"`), before their records are sent.
+"""Stores values that are too large for Kafka (`[oversize] policy = "claim-check"`) before their records are sent.
 
-A thread of the shard's own, so that a store that is slow or away holds up nobody but the keys of such records. Each of
-them waits with its key behind it: at least once *held* behind its barrier, exactly once outside of the queue. Once its
-value is durable in the store it goes on as a record with a reference. A store that fails is no fault of the record: it
-is parked like one whose partition is away, and tried again for as long as it takes, without using up attempts.
+It has its own thread in the shard, so that a slow or unreachable store holds up only the keys of such records. Each of
+them waits with its key behind it: at least once *held* behind its barrier, exactly once outside the queue. Once its
+value is durable in the store, it continues as a record with a reference. If the store fails, the record is not at
+fault: it is parked like one whose partition is unavailable, and retried for as long as it takes, without using up
+attempts.
 
-The name of an object follows from the row alone, so whoever puts it away again, after a crash or an abort, writes the
-same object. A row that never gets published may leave one behind; the store's rules for old objects remove it.
+An object's name is derived from the row alone, so storing it again, after a crash or an abort, writes the same object.
+A row that never gets published may leave one behind; the store's lifecycle rules remove it.
 """
 
 from __future__ import annotations
@@ -26,34 +27,34 @@ from harvester.record import KafkaRecord
 from harvester.relay.purger import ShardHost
 
 NOT_STORED = Failure("_STORE")  # the record is not at fault
-Outcome = KafkaRecord | str  # with a reference; or why it could not be put away
+Outcome = KafkaRecord | str  # with a reference; or why the value could not be stored
 
 
 @dataclass(frozen=True, slots=True)
 class PutAwaySettings:
-    """Records of more than `above` bytes go to the store."""
+    """Values of more than `above` bytes are stored."""
 
     store: StoreSettings
     above: int
 
 
 class PutAway:
-    """A shard's values that are to be put away, one after the other."""
+    """Stores a shard's oversize values, one after the other."""
 
     def __init__(self, settings: PutAwaySettings, shard: ShardHost) -> None:
         self._above, self._shard = settings.above, shard
         self._store = open_store(settings.store)
         self._waiting: queue.SimpleQueue[tuple[Oversize, Callable[[Outcome], None]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.stored = 0  # values, repeats included
+        self.stored = 0  # number of values, including repeats
 
     def decode(self, rows: bytes, sums: list[int] | None = None) -> list[Decoded | Oversize]:
-        """As `decode`, with those set apart that are too large."""
+        """Like `decode`, but sets oversize records apart."""
         records = decode(rows, sums)
         return set_apart(records, self._above) if len(rows) > self._above else [*records]
 
     def put(self, record: Oversize, done: Callable[[Outcome], None]) -> None:
-        """Put it away soon; `done` is called on this thread. Safe from any thread, never waits."""
+        """Store the value soon; `done` is called on this thread. Thread-safe, never waits."""
         self._waiting.put((record, done))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="put-away", daemon=True)
@@ -64,8 +65,8 @@ class PutAway:
             while True:
                 oversize, done = self._waiting.get()
                 done(self._store_value(oversize.record))
-        except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it they would wait for ever
-            self._shard.die(f"putting values away failed: {error!r}")
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it records would wait forever
+            self._shard.die(f"storing values failed: {error!r}")
 
     def _store_value(self, record: KafkaRecord) -> Outcome:
         try:
@@ -75,7 +76,7 @@ class PutAway:
         except ClaimCheckError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - no record may end the shard (P33)
-            return f"its value cannot be put away: {error!r}"
+            return f"its value cannot be stored: {error!r}"
         self.stored += 1
         self._shard.failpoints.hit("shard.stored", index=self._shard.index, id=record.id)
         return published

@@ -7,10 +7,10 @@ Its threads, all blocking, none polling:
   (`exactly_once`);
 - *purger* deletes what was acknowledged (`purger`).
 
-The end. On `Stop`, or when the supervisor is gone, nothing more is produced; what is on the wire is awaited and
+Shutdown. On `Stop`, or when the supervisor is gone, nothing more is produced; what is on the wire is awaited and
 purged, for at most the delivery timeout and a margin; then the process exits without flushing the producer, so that
-nothing leaves it later. A fatal producer error ends it the same way at once: a producer goes only with its process
-(P15), and the supervisor starts a new one when this one is certainly dead.
+nothing leaves it later. A fatal producer error ends the shard in the same way, immediately: a producer ends only with
+its process (P15), and the supervisor starts a new one when this one is certainly dead.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """All that a shard is told at birth; it travels to the new process as bytes."""
+    """Everything a shard is told at birth; sent to the new process as bytes."""
 
     index: int
     name: str
-    dsn: str = field(repr=False)  # secrets: who prints the local variables of a traceback must not print these
+    dsn: str = field(repr=False)  # secret: must not appear where a traceback's local variables are printed
     outbox: str
     producer_options: dict[str, Any] = field(repr=False)
     policy: Policy
     rules: Rules
     io_error_backoff_s: float
-    linger_at_end_s: float  # how long the end may take: delivery timeout and purge margin
-    header: str  # the name of the header that says where a record comes from; "" is none
+    linger_at_end_s: float  # how long the shutdown may take: delivery timeout and purge margin
+    header: str  # name of the header that tells where a record comes from; "": none
     lanes: LaneSettings | None = field(default=None, repr=False)  # in exactly-once mode
     transaction_records: int = 0
-    tracing: bool = False  # continue traces that the headers of rows carry
-    reserved: frozenset[str] = frozenset()  # topics of the harvester's own: no record goes there
+    tracing: bool = False  # continue the traces in rows' headers
+    reserved: frozenset[str] = frozenset()  # topics of the harvester's own, to which no record is sent
     dated: bool = False  # a record's timestamp is its row's create_time
-    oversize: PutAwaySettings | None = None  # values that are put away
+    oversize: PutAwaySettings | None = None  # values to be stored
 
 
 class Producers:
-    """Makes the producers of this process: their client's lines go to the log, and traces are continued."""
+    """Makes this process's producers: logs their client's messages and continues traces."""
 
     def __init__(self, failpoints: Failpoints, log: Callable[[int, str], None], traces: str | None) -> None:
-        """`log` gets levels as of the module logging, and lines; `traces`: under which name to trace, if at all."""
+        """`log` gets a level as in the module logging, and a line; `traces`: the name to trace under, if any."""
         self._failpoints = failpoints
         self.log = ClientLog(log)
         self._tracing: Provider | None = None
@@ -79,7 +79,7 @@ class Producers:
             self._tracing = make_provider(traces)
 
     def make(self, options: Mapping[str, Any]) -> Any:
-        """One more. Its client's lines go to the log, or to a logger among the options."""
+        """Make a producer. Its client logs here, or to a logger among the options."""
         producer = self._failpoints.producer({"logger": self.log, **options})
         if self._tracing is None:
             return producer
@@ -98,21 +98,21 @@ _STATS_INTERVAL_S = 1.0
 _POLL_S = 0.5
 EXIT_FATAL = 3
 
-# Where cores are few, the supervisor and its mark must be scheduled before the shards that they feed: each hop of a
-# mark would otherwise wait for a shard's time slice. A shard that runs a little later finds more to do at once. A
-# transaction is many hops between the shard and the broker, one after the other: there it costs more than it brings.
+# With few cores, the supervisor and its mark must be scheduled before the shards that they feed; otherwise each hop of
+# a mark would wait for a shard's time slice. A shard that runs a little later finds more to do at once. A transaction
+# takes many consecutive hops between shard and broker, so there it costs more than it gains.
 _NICE = 5
 
 
 def main(spec: ShardSpec, inbound: int, outbound: int, shared: Shared, supervisor_fd: int, memory: int) -> int:
-    """Entry of the process, which has to end at once with the returned exit code, without flushing a client.
+    """Entry point of the process, which must exit at once with the returned code, without flushing a client.
 
     `inbound` and `outbound` are the shard's ends of its pipe pair; `supervisor_fd` becomes readable when the supervisor
-    dies, however the pipes fare. Signals for all processes are ignored already: the supervisor decides. On `memory` the
-    shard is present for as long as it lives.
+    dies, independently of the pipes. Signals to all processes are already ignored: the supervisor decides. The shard is
+    present on `memory` for as long as it lives.
     """
     if not be_present(memory):
-        return 0  # the supervisor is dead, and the place in the group is being given up
+        return 0  # the supervisor is dead and the elector is leaving the group
     owe(shared, spec.index, owes=True)
     widen(outbound)
     calm_collector()
@@ -125,7 +125,7 @@ def main(spec: ShardSpec, inbound: int, outbound: int, shared: Shared, superviso
 
 
 class Shard:
-    """The process, and what its parts use of it (`ShardHost`)."""
+    """The shard process; its parts use it as `ShardHost`."""
 
     def __init__(self, spec: ShardSpec, pipe: ShardPipe, shared: Shared, supervisor_fd: int) -> None:
         self.spec, self.index = spec, spec.index
@@ -170,12 +170,12 @@ class Shard:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether half of what may be in flight, over all shards, is."""
+        """Whether at least half of what may be in flight over all shards is."""
         records, limit = in_flight(self._shared)
         return 2 * records >= limit
 
     def run(self) -> int:
-        """The life of the process; returns its exit code."""
+        """Runs the process until its end; returns its exit code."""
         if self.transactor is not None:
             self.transactor.start()
         else:
@@ -214,7 +214,7 @@ class Shard:
         return 0
 
     def may_owe(self) -> bool:
-        """Whether something that it sent is unsettled, or timed out not long ago and may still arrive."""
+        """Whether something it sent is unsettled, or timed out recently and may still arrive."""
         doubted_s = time.monotonic() - self.records.doubted_at
         return self.records.unsettled > 0 or doubted_s < self.spec.linger_at_end_s
 
@@ -265,7 +265,7 @@ class Shard:
             self.records.stop()
 
     def die(self, reason: str) -> None:
-        """The producer is of no use any more, or a thread has ended by an error: end the process."""
+        """The producer is unusable, or a thread has failed: end the process."""
         self._fatal = reason
         self.wake()
 

@@ -1,6 +1,6 @@
-"""The supervisor's shards: starts, hears, feeds and ends their processes, and keeps their figures.
+"""The supervisor's shards: starts, reads, feeds and ends their processes, and keeps their statistics.
 
-The supervisor's thread only. How a process starts is `forkserver`'s.
+For the supervisor's thread only. `forkserver` starts the processes.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _NO_STATS = Stats(0, 0, 0, 0, 0, 0, 0)
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One place in the fleet; processes come and go in it."""
+    """One place in the pool; processes come and go in it."""
 
     process: ShardProcess | None = None
     ready: bool = False
-    asked_to_end: bool = False  # its death is our doing and spends no budget
-    retired: bool = False  # there are fewer shards now
+    asked_to_end: bool = False  # its death is intended and uses no budget
+    retired: bool = False  # there are now fewer shards
     restarts: int = 0
     start_at: float | None = None  # when to start a new process
     stats: Stats = _NO_STATS
     settled: int = 0
     quarantined: int = 0
-    given_up: set[int] = field(default_factory=set)  # in quarantine, and not settled yet
+    given_up: set[int] = field(default_factory=set)  # in quarantine, not settled yet
     suspected: int = 0  # records that may have been published and will be sent again
-    parked: int = 0  # keys of this slice whose record waits for a retry
+    parked: int = 0  # keys of this shard with a record that waits for a retry
     watched_for_room: bool = False
     session: tuple[int, str] | None = None  # its database session: pid and backend_start
 
     def give_up(self, record_id: int) -> None:
-        """It is in quarantine; that it is settled comes next."""
+        """The record is in quarantine; it is settled next."""
         self.quarantined += 1
         self.given_up.add(record_id)
 
     def settle(self, ids: Sequence[int], count: int) -> int:
-        """So many of these ids are settled now; how many of them were published."""
+        """`count` of these ids are settled now; returns how many of them were published."""
         self.settled += count
         given_up = self.given_up.intersection(ids) if self.given_up else ()
         self.given_up.difference_update(given_up)
@@ -60,9 +60,10 @@ class Slot:
 
 @dataclass(slots=True)
 class RestartBudget:
-    """At most `budget` replacements of shards within `window_s`; beyond it the process ends, for systemd to act.
+    """At most `budget` replacements of shards within `window_s`; beyond that, the process ends, for systemd to restart
+    it.
 
-    Only deaths that nobody asked for count.
+    Only unintended deaths count.
     """
 
     budget: int
@@ -70,28 +71,28 @@ class RestartBudget:
     _deaths: deque[float] = field(default_factory=deque)
 
     def spend(self, now: float) -> bool:
-        """A shard died unasked. False: the budget is spent."""
+        """A shard died unexpectedly. False: the budget is used up."""
         while self._deaths and now - self._deaths[0] >= self.window_s:
             self._deaths.popleft()
         self._deaths.append(now)
         return len(self._deaths) <= self.budget
 
     def pause_s(self) -> float:
-        """How long to wait before the next replacement: none after the first death, then longer each time."""
+        """Delay before the next replacement: none after the first death, then longer each time."""
         return min(5.0, 0.1 * 2.0 ** (len(self._deaths) - 2)) if len(self._deaths) > 1 else 0.0
 
 
 class ShardPool:
-    """The fleet. A descriptor of the poller belongs to the shard that `owner` names."""
+    """All shards. A descriptor of the poller belongs to the shard that `owner` returns."""
 
     def __init__(self, specs: list[ShardSpec], forkserver: Forkserver, poller: select.epoll) -> None:
         self._specs, self._forkserver, self._poller = specs, forkserver, poller
         self.slots = [Slot(start_at=0.0) for _ in specs]
         self._by_fd: dict[int, int] = {}
-        self.closed = False  # no process is started any more
+        self.closed = False  # no more processes are started
 
     def start_due(self, now: float) -> None:
-        """Start processes whose time has come, as soon as the server can."""
+        """Start processes that are due, as soon as the server can."""
         if self.closed:
             return
         for index, slot in enumerate(self.slots):
@@ -111,7 +112,7 @@ class ShardPool:
                     self._by_fd[fd] = index
 
     def log_in(self, spec: ShardSpec, login: Login) -> None:
-        """New connections log in with this from now on: those of processes that there are, and of those to come."""
+        """Use these credentials for new connections, in running processes and future ones."""
         self._specs = [replace(spec, index=index) for index in range(len(self._specs))]
         for index in self.alive:
             self.send(index, login)
@@ -120,7 +121,7 @@ class ShardPool:
         return self._by_fd.get(fd)
 
     def resize(self, shards: int) -> None:
-        """From now on there are this many; those that are too many have nothing to settle and are ended."""
+        """Change to this many shards; surplus ones have nothing to settle and are ended."""
         for index in range(shards, len(self.slots)):
             slot = self.slots[index]
             slot.retired, slot.start_at = True, None
@@ -141,7 +142,7 @@ class ShardPool:
         return [slot for slot in self.slots if not slot.retired]
 
     def send(self, index: int, frame: Frame) -> bool:
-        """Put a frame on its pipe, unless the shard is gone. Returns whether it takes nothing more at the moment."""
+        """Send a frame, unless the shard is gone. Returns whether the pipe is congested now."""
         process = self.slots[index].process
         if process is None:
             return False
@@ -150,7 +151,7 @@ class ShardPool:
         return congested
 
     def receive(self, index: int) -> list[Frame]:
-        """What the shard has said; empty also when it has closed its end."""
+        """The frames that the shard has sent; also empty when it has closed its end."""
         process = self.slots[index].process
         frames: list[Frame] = []
         if process is None:
@@ -164,7 +165,7 @@ class ShardPool:
         return frames
 
     def flush(self, index: int) -> bool:
-        """Write what waits for room; true when more may come."""
+        """Write what waits; true when more may be sent."""
         process = self.slots[index].process
         if process is None:
             return False
@@ -173,7 +174,7 @@ class ShardPool:
         return not congested
 
     def has_room(self, index: int, fd: int) -> bool:
-        """This descriptor is the one that takes what is sent."""
+        """Whether this descriptor is the one to which frames are written."""
         process = self.slots[index].process
         return process is not None and fd == process.channel.write_fd
 
@@ -182,14 +183,14 @@ class ShardPool:
         return process is not None and fd == process.sentinel
 
     def kill(self, index: int, *, asked: bool) -> None:
-        """SIGKILL. `asked`: its death spends no budget."""
+        """SIGKILL. `asked`: its death uses no budget."""
         slot = self.slots[index]
         if slot.process is not None:
             slot.asked_to_end = slot.asked_to_end or asked
             slot.process.process.kill()
 
     def bury(self, index: int) -> int | None:
-        """The process has ended: wait for it, forget it. Returns its exit code."""
+        """The process has ended: reap and forget it. Returns its exit code."""
         slot = self.slots[index]
         assert slot.process is not None
         for fd in (slot.process.channel.read_fd, slot.process.sentinel):
@@ -207,7 +208,7 @@ class ShardPool:
         return code
 
     def stop(self, within_s: float) -> None:
-        """Ask all to finish their wire and exit."""
+        """Ask all shards to finish what is on the wire and exit."""
         for index, slot in enumerate(self.slots):
             slot.start_at = None
             if slot.process is not None:
@@ -219,7 +220,7 @@ class ShardPool:
         return [index for index, slot in enumerate(self.slots) if slot.process is not None]
 
     def kill_all(self) -> None:
-        """SIGKILL and reap everything, and end the server; for the very end."""
+        """SIGKILL and reap all shards, and end the server; the very last step."""
         for index in self.alive:
             self.kill(index, asked=True)
         deadline = time.monotonic() + 5
@@ -229,7 +230,7 @@ class ShardPool:
         self._forkserver.close()
 
     def _watch_room(self, index: int, channel: Channel) -> None:
-        """Be woken when the pipe takes more, as long as something waits for that."""
+        """Watch the pipe for room as long as something waits to be written."""
         slot, waits = self.slots[index], bool(channel.outbound)
         if waits == slot.watched_for_room:
             return

@@ -1,16 +1,16 @@
-"""The supervisor: one thread that performs what the state machine decides, and the way for others to talk to it.
+"""The supervisor: one thread that performs the state machine's decisions, and the interface to it for other threads.
 
-The thread owns the state machine and the shards' pipes and never blocks on a server or on a shard: the marker, the
-group member and the host's event handler have threads of their own and reach it through an inbox. All it waits for is
-one epoll. Everything a shard said before its death is heard before the death is.
+The thread owns the state machine and the shards' pipes and never blocks on a server or a shard: the marker, the group
+member and the host's event handler have their own threads and reach it through an inbox. It waits only on one epoll.
+Everything a shard sent before its death is handled before the death itself.
 
-*In.* A frame of a shard (`_on_frame`) and a report of the marker (`_on_report`) become an event of the state machine,
-a line of the log, a trouble or a figure. *Out.* `_perform` performs the commands that follow: on the shards, the
-marker, the trust of this process and the group.
+*In.* A frame from a shard (`_on_frame`) or a report from the marker (`_on_report`) becomes an event of the state
+machine, a log line, a trouble or a metric. *Out.* `_perform` performs the resulting commands on the shards, the marker,
+this process's trust and the group.
 
-Other threads call the public methods. Whoever wants to stop does the waiting (`drain`, then `end`), so that a drain
-can be part of a rebalance callback as well as of a signal. What takes a while, a drain or another number of shards, is
-awaited through a future that is resolved when it is over, however it ends.
+Other threads call the public methods. A caller that wants to stop does the waiting (`drain`, then `end`), so that a
+drain can be part of a rebalance callback as well as of a signal. Slow operations, a drain or a change of the number of
+shards, are awaited through a future that is resolved when they end, whatever their outcome.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from harvester.telemetry.repeats import client_form, form_of
 
 TICK_S = 0.1
 _RETRIED = "records that failed"
-_LOOK_S = 1.0  # for troubles that have ended
+_LOOK_S = 1.0  # between checks for troubles that have ended
 _GAP_S = 1.0  # a turn that took longer means that this process did not run
-_CUT_S = 5.0  # within which killed shards are gone
+_CUT_S = 5.0  # killed shards are gone within this time
 
 T = TypeVar("T")
 
 
 class Recorder(Protocol):
-    """Remembers what people are shown of a harvester: `harvester.status_recorder`. Every method is quick."""
+    """Remembers what is shown of a harvester: `harvester.status_recorder`. Every method is quick."""
 
     def settled(self, count: int, published: int, now: float) -> None: ...
     def latencies(self, latencies: Histogram, now: float) -> None: ...
@@ -64,14 +64,14 @@ class Recorder(Protocol):
 
 
 class Host(Protocol):
-    """Is told what may end the harvester: `harvester.lifecycle`. Every method is quick."""
+    """Notified of what may end the harvester: `harvester.lifecycle`. Every method is quick."""
 
     def emptied(self) -> None: ...
     def fail(self, error: BaseException) -> None: ...
 
 
 class Supervisor(threading.Thread):
-    """The thread. `marker`, the mark loop that reports to it, is set before it starts."""
+    """The supervisor's thread. `marker`, which reports to it, is set before it starts."""
 
     marker: Marker
 
@@ -89,7 +89,7 @@ class Supervisor(threading.Thread):
         budget: RestartBudget,
         hand_over: HandOver,
     ) -> None:
-        """Not started yet. `log_of`: the log of a shard, or of the supervisor for None."""
+        """Not started yet. `log_of`: returns the log of a shard, or the supervisor's for None."""
         super().__init__(name="harvester-relay", daemon=True)
         self.machine = StateMachine(settings, uuid4)
         shared = forkserver.shared
@@ -104,25 +104,25 @@ class Supervisor(threading.Thread):
         self._waker = Waker()
         self._poller.register(self._waker.fd, select.EPOLLIN)
         self.pool = ShardPool(list(specs), forkserver, self._poller)
-        self.shards_ready = threading.Event()  # every shard has been ready at once
+        self.shards_ready = threading.Event()  # set once every shard has been ready at the same time
         self._renounced = False  # never lead again
         self._drains: list[Future[None]] = []
-        self._wanted = False  # to lead again when the drain is over
+        self._wanted = False  # whether to lead again when the drain is over
         self._scaling: Future[bool] | None = None
         self._resized = False
         self._ending_deadline: float | None = None
         self._over = False
-        self._broken = False  # nobody reads the inbox any more
+        self._broken = False  # the inbox is no longer read
         self._turned_at = time.monotonic()
         self._look_at = 0.0
 
     def post(self, action: Callable[[float], None]) -> None:
-        """Run this on the supervisor's thread soon; it is given the monotonic time."""
+        """Run `action` on the supervisor's thread soon, with the monotonic time as argument."""
         self._inbox.append(action)
         self._waker.set()
 
     def ask(self, question: Callable[[StateMachine, float], T], within_s: float) -> T | None:
-        """Its answer, on the supervisor's thread; None when that does not come to it in time."""
+        """The answer to `question` on the supervisor's thread; None if there is none in time."""
         answer: Future[T] = Future()
         self.post(lambda now: answer.set_result(question(self.machine, now)))
         return _result(answer, within_s)
@@ -137,7 +137,7 @@ class Supervisor(threading.Thread):
         self.post(self._acquire)
 
     def fence(self, reason: str) -> None:
-        """The group no longer vouches for us. Trust ends here, before the thread gets to it."""
+        """The group no longer vouches for us. Trust ends here, before the thread handles it."""
         self.trust.revoke()
 
         def fence(now: float) -> None:
@@ -147,7 +147,7 @@ class Supervisor(threading.Thread):
         self.post(fence)
 
     def renounce(self) -> None:
-        """Never lead again: the harvester stops."""
+        """Never lead again: the harvester is stopping."""
         self._renounced = True
 
     def report(self, report: m.Report) -> None:
@@ -155,12 +155,12 @@ class Supervisor(threading.Thread):
 
     @property
     def lent_to(self) -> str | None:
-        """Who has the term that this process would take (P32)."""
+        """Who has borrowed the term that this process would take (P32)."""
         return self.marker.lent_to
 
     @property
     def leadership(self) -> tuple[UUID | None, int | None]:
-        """(leader id, term); (None, None) while not leading. The id shows only with its term."""
+        """(leader id, term); (None, None) while not leading. The id is shown only together with its term."""
         tenure = self.machine.tenure
         term = tenure.term
         return (tenure.leader_id, term) if term is not None else (None, None)
@@ -168,7 +168,7 @@ class Supervisor(threading.Thread):
     # -- the end
 
     def drain(self, within_s: float) -> bool:
-        """Finish what is on the wire. At the bound the shards are killed (P13). Returns whether we had led."""
+        """Finish what is on the wire; after `within_s` the shards are killed (P13). Returns whether we had led."""
         done: Future[None] = Future()
         led: list[bool] = []
         self.trust.close()
@@ -177,7 +177,7 @@ class Supervisor(threading.Thread):
 
         def begin(now: float) -> None:
             led.append(self.machine.tenure.term is not None)
-            self._wanted = False  # whatever a loan of the term was to be followed by
+            self._wanted = False  # cancels taking the term again after a loan
             self._drains.append(done)
             self._perform(self.machine.drain(now))
 
@@ -196,7 +196,7 @@ class Supervisor(threading.Thread):
         return bool(led and led[0])
 
     def kill_shards(self) -> None:
-        """End all shards at once, for good: what is on the wire may be repeated by the next leader."""
+        """End all shards at once, permanently: the next leader may repeat what is on the wire."""
 
         def kill(_now: float) -> None:
             self.trust.revoke()
@@ -207,7 +207,7 @@ class Supervisor(threading.Thread):
         self.post(kill)
 
     def end(self, within_s: float) -> None:
-        """End the shards (killing those that take longer) and this thread. Nothing may be leading any more."""
+        """End the shards, killing those that take longer, and this thread. Nothing may be leading any more."""
 
         def begin(now: float) -> None:
             self._ending_deadline = now + within_s
@@ -218,7 +218,7 @@ class Supervisor(threading.Thread):
     # -- the operator
 
     def scale(self, shards: int, within_s: float) -> bool:
-        """Change the number of shards (P17); False when it was refused, as it is while another change is under way."""
+        """Change the number of shards (P17); False if refused, e.g. while another change is under way."""
         changed: Future[bool] = Future()
         if self._broken:
             return False
@@ -234,18 +234,18 @@ class Supervisor(threading.Thread):
         return _result(changed, within_s + 5.0) is True
 
     def pause(self, within_s: float, then: Callable[[], None]) -> bool:
-        """Mark nothing until `resume`. True as soon as that holds, whatever is still on the wire by then.
+        """Mark nothing until `resume`. True as soon as that takes effect, whatever is still on the wire.
 
-        `then` is called when it holds, on the supervisor's thread, however late that is.
+        `then` is called on the supervisor's thread when it takes effect, however late.
         """
         return self._do(StateMachine.pause, within_s, then)
 
     def resume(self, within_s: float, then: Callable[[], None]) -> bool:
-        """The end of `pause`; True when it has begun. `then` as there."""
+        """End `pause`; True when that has begun. `then`: see `pause`."""
         return self._do(StateMachine.resume, within_s, then)
 
     def remark(self, reason: str, within_s: float) -> bool:
-        """Drop what is queued and mark again, if this one leads; True when it has begun."""
+        """Drop what is queued and mark again, if this harvester leads; True when that has begun."""
         return self._do(lambda machine, now: machine.remark(reason, now), within_s)
 
     def _do(
@@ -262,17 +262,17 @@ class Supervisor(threading.Thread):
         return self.ask(act, within_s) is not None
 
     def lanes_known(self, lanes: int) -> None:
-        """So many lanes exist, in exactly-once mode; for shards that are added later."""
+        """The number of lanes in exactly-once mode, for shards that are added later."""
         self.post(lambda _now: self.machine.lanes_known(lanes))
 
     def log_in(self, spec: ShardSpec, login: f.Login) -> None:
-        """Shards log in with this from now on, new ones and those that there are."""
+        """Use these credentials for new connections of all shards, present and future."""
         self.post(lambda _now: self.pool.log_in(spec, login))
 
     # -- the thread
 
     def run(self) -> None:
-        """Until it has ended; nothing of it is left behind, whatever happens."""
+        """Runs until the end; leaves nothing behind, whatever happens."""
         next_tick = 0.0
         try:
             while not self._over:
@@ -359,7 +359,7 @@ class Supervisor(threading.Thread):
                 case m.CloseTrust():
                     self.trust.close()
                 case m.Kill(shard, reason, own_fault):
-                    self._log_of(shard).error("is killed: %s", reason)
+                    self._log_of(shard).error("killed: %s", reason)
                     self.pool.kill(shard, asked=not own_fault)
                 case m.Resize(shards):
                     self.pool.resize(shards)
@@ -388,7 +388,7 @@ class Supervisor(threading.Thread):
         self._announcer.announce(event)
 
     def _say(self, level: int, text: str, event: str | None = None) -> None:
-        """A line of the log, and an event: its cause first, since a terminal may cut it off."""
+        """Write a log line and an event; the event begins with its cause, since a terminal may truncate it."""
         self._log.log(level, "%s", text)
         self._recorder.note(text if event is None else event)
 
@@ -401,11 +401,11 @@ class Supervisor(threading.Thread):
 
     def _acquire(self, now: float) -> None:
         if not self._renounced:
-            self._wanted = self.machine.phase is LeadershipPhase.DRAINING  # then it is done when the drain is
+            self._wanted = self.machine.phase is LeadershipPhase.DRAINING  # if draining, lead when that is over
             self._perform(self.machine.acquire(now))
 
     def _lend(self, holder: UUID, by: str, now: float) -> None:
-        """Give up the term in good order, and take it again, which waits until it is free (P32)."""
+        """Give up the term in good order, and take it again once it is free (P32)."""
         machine = self.machine
         if holder != machine.tenure.holder or machine.phase not in (LeadershipPhase.LEADING, LeadershipPhase.REMARKING):
             return
@@ -414,15 +414,15 @@ class Supervisor(threading.Thread):
         self._announce(LeaderFenced(f"the term is lent to {by}"))
 
     def _lose_term(self, now: float) -> None:
-        """The database says that the term is another's."""
+        """The database says that the term belongs to another holder."""
         trusted = self.trust.trusted
         self._perform(self.machine.term_lost(trusted, now))
         if not trusted:  # only a new election, on fresh proofs, may try again
             self._group.step_down("the term could not be kept")
 
     def _change_server(self, reason: str, now: float) -> None:
-        """The database is another one than before (P9)."""
-        self._say(logging.ERROR, f"the database is another one than before: {reason}; shards start anew")
+        """The database is not the previous one (P9)."""
+        self._say(logging.ERROR, f"the database is a different one: {reason}; shards are restarted")
         self.marker.doubt()
         self._perform(self.machine.server_changed(f"the database has changed: {reason}", now))
 
@@ -437,7 +437,7 @@ class Supervisor(threading.Thread):
             self.pool.kill(index, asked=False)
 
     def _shard_ended(self, index: int, now: float) -> None:
-        self._hear(index, now)  # all it said before its end
+        self._hear(index, now)  # everything it sent before its end
         slot = self.pool.slots[index]
         asked = slot.asked_to_end
         if not self.machine.settings.exactly_once:
@@ -449,11 +449,11 @@ class Supervisor(threading.Thread):
         if self._ending_deadline is not None or (slot.retired and asked):
             return
         if not asked:
-            self._log_of(index).error("ended unasked (exit code %s)", code)
+            self._log_of(index).error("ended unexpectedly (exit code %s)", code)
             if not self._budget.spend(now):
                 raise CrashLoop(
                     f"shards died {self._budget.budget + 1} times within {self._budget.window_s:g} s",
-                    hint="the log names what each died of; limits.restart_budget bounds how often this is tried",
+                    hint="the log states why each died; limits.restart_budget limits the number of restarts",
                 )
         slot.restarts += 1
         slot.start_at = now + (0.0 if asked else self._budget.pause_s())
@@ -461,7 +461,7 @@ class Supervisor(threading.Thread):
     # -- what shards and the marker say
 
     def _on_frame(self, index: int, frame: f.Frame, now: float) -> None:
-        """Raises WireError for what no shard says."""
+        """Raises WireError for frames that no shard sends."""
         slot = self.pool.slots[index]
         if not slot.retired:
             self._perform(self._after(slot, index, frame, now))
@@ -528,7 +528,7 @@ class Supervisor(threading.Thread):
         return ()
 
     def _register(self) -> None:
-        """Name the shards' sessions in the term row, so that a successor can end them (P7)."""
+        """Record the shards' sessions in the term row, so that a successor can end them (P7)."""
         self.marker.register([slot.session for slot in self.pool.in_use if slot.session is not None])
 
     def _on_report(self, report: m.Report, now: float) -> None:
@@ -541,7 +541,7 @@ class Supervisor(threading.Thread):
             case m.Looked(number, ids):
                 missed, commands = machine.looked(number, ids, now)
                 if missed:
-                    self._log.warning("a look at the whole table found %d rows that marks had not shown", missed)
+                    self._log.warning("a look at the whole table found %d rows that marks had missed", missed)
                 perform(commands)
             case m.StatementFailed(number, error):
                 perform(machine.statement_failed(number, error, now))
@@ -569,11 +569,11 @@ def _latencies(text: str) -> Histogram:
     try:
         return Histogram.unpack(bytes.fromhex(text))
     except ValueError as error:
-        raise WireError("a shard's latencies are no histogram") from error
+        raise WireError("a shard's latencies are not a histogram") from error
 
 
 def _result(future: Future[T], within_s: float) -> T | None:
-    """None when it takes longer."""
+    """The result; None if it takes longer."""
     try:
         return future.result(within_s)
     except TimeoutError:

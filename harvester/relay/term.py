@@ -1,20 +1,19 @@
-"""Takes the term, and settles what is owed to the term before (P8, P19, P22, P24, P32, P37).
+"""Takes the term and settles what the previous term left behind (P8, P19, P22, P24, P32, P37).
 
-The term rises by compare and set. One that is lent to a bulk drain, or asked for by one, is not taken: it is looked
-at again each second, for as long as the group trusts this process (P32). An outbox of another leader group or Kafka
-cluster ends this harvester before it touches anything, and so does a term that another member of its own group takes
-away again and again (P37).
+The term is raised by compare-and-set. A term that is lent to a bulk drain, or that one asks for, is not taken: it is
+checked again each second, for as long as the group trusts this process (P32). If the outbox belongs to another leader
+group or Kafka cluster, this harvester ends before it touches anything; it also ends if another member of its own group
+takes the term away repeatedly (P37).
 
-What a take-over owes to the mode of the term before (`DeliveryHandover`):
+What a take-over owes depends on the previous term's mode (`DeliveryHandover`):
 
-- At least once before: what a killed leader still had on the wire may arrive for a while, and nothing fences it. The
-  first exactly-once term waits until the last of it has expired, unless the leader released its term in good order.
-- A leader of another group before, which did not release its term before the outbox was moved (P37): nothing in Kafka
-  ties the two together, so any first term waits as long.
-- Exactly once before: lanes may have transactions open, or committed records that are not purged. Where the new
-  leader's shards do not open the lanes themselves, because it sends at least once, all of them are fenced and purged
-  here.
-- A progress topic other than the one the term row knows is refused: what was committed would be sent again.
+- At least once: what a killed leader still had on the wire may arrive for a while, and nothing fences it. The first
+  exactly-once term waits until the last of it has expired, unless the leader released its term in good order.
+- A leader of another group that did not release its term before the outbox was moved (P37): nothing in Kafka connects
+  the two groups, so any first term waits for the same time.
+- Exactly once: lanes may have open transactions, or committed records that are not purged. If the new leader's shards
+  do not open the lanes themselves, because it sends at least once, all lanes are fenced and purged here.
+- A progress topic other than the one in the term row is refused: what was committed would be sent again.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from harvester.relay.failpoints import Failpoints
 
 _TURN_S = 0.1
 _LENT_LOOK_S = 1.0
-_MOST_LOST = 3  # terms in a row, to others of the group
+_MOST_LOST = 3  # consecutive terms, to other members of the group
 
 
 class TermHost(Protocol):
-    """Whom the taker asks and tells: the marker."""
+    """What the taker needs of the marker."""
 
     ended: threading.Event
 
@@ -51,14 +50,14 @@ class TermHost(Protocol):
     @property
     def trusted(self) -> bool: ...  # whether the group still vouches for us
     @property
-    def highest_term(self) -> int: ...  # that was seen in the leader topic
-    def owner(self) -> Owner: ...  # whose this harvester is; raises BrokerError while the cluster does not say
+    def highest_term(self) -> int: ...  # seen in the leader topic
+    def owner(self) -> Owner: ...  # of this harvester; raises BrokerError while the cluster is unknown
     def turned(self) -> None: ...  # the taker is alive
 
 
 @dataclass(frozen=True, slots=True)
 class TakenTerm:
-    """A term that is ours in the row: what marks, and later take-overs, compare with."""
+    """A term that is ours in the term row, for marks and later take-overs to compare with."""
 
     term: int
     holder: UUID
@@ -66,7 +65,7 @@ class TakenTerm:
 
 
 class TermTaker:
-    """Takes the term. For the mark loop's thread; `lent_to` may be read by any."""
+    """Takes the term. Runs on the mark loop's thread; any thread may read `lent_to`."""
 
     def __init__(
         self, session: TermSession, mode: DeliveryHandover, name: str, host: TermHost, failpoints: Failpoints
@@ -74,15 +73,15 @@ class TermTaker:
         self._session, self._mode, self._name = session, mode, name
         self._host, self._failpoints = host, failpoints
         self.taken: TakenTerm | None = None  # the last one
-        self.ids_restarted = False  # since then
-        self.lent_to: str | None = None  # who has the term that is waited for
+        self.ids_restarted = False  # since the last term was taken
+        self.lent_to: str | None = None  # the borrower of the term that we wait for
 
     def attempt(self, holder: UUID, ours: Sequence[Session], lost: int = 0) -> bool:
-        """Read the row, check trust, compare and set; `ours`: the shards' sessions. False: it is to be tried again.
+        """Read the row, check trust, compare and set. `ours`: the shards' sessions. False: try again.
 
         `lost`: how many terms in a row this harvester has lost while it was trusted.
 
-        Raises the database's errors and BrokerError, after which it is to be tried again as well.
+        Raises the database's errors and BrokerError; the caller tries again then, too.
         """
         session, host = self._session, self._host
         row = session.read_term()
@@ -102,7 +101,7 @@ class TermTaker:
         was_locked = session.term_is_locked
         term = session.take_term(row.term, seen, holder, self._name, ours, owner)
         if session.term_is_locked:
-            self.trouble(f"a transaction holds a lock on {session.table.term}: nobody can lead until it ends")
+            self.trouble(f"a transaction holds a lock on {session.table.term}: no harvester can lead until it ends")
         elif was_locked:
             self.trouble(None)
         if term is None:
@@ -120,7 +119,7 @@ class TermTaker:
         return True
 
     def _may_lead(self, row: TermRow, owner: Owner, lost: int) -> bool:
-        """Whether outbox and progress topic are this harvester's, and nobody contests the term; if not, it ends."""
+        """Whether outbox and progress topic belong to this harvester and the term is not contested; if not, it ends."""
         try:
             self._session.check_owner(row, owner)
             if lost > _MOST_LOST:
@@ -133,11 +132,11 @@ class TermTaker:
         return True
 
     def _settle_predecessor(self, row: TermRow, under: Leadership) -> bool:
-        """What the mode of the term before calls for; False when the term is not ours any more."""
+        """Do what the previous term's mode requires; False if the term is no longer ours."""
         wait_s = self._mode.wait_s(row)
         deadline = time.monotonic() + wait_s
         if wait_s > 0:
-            self.trouble(f"what the leader before may still send expires in {wait_s:.0f} s (P24, P37)")
+            self.trouble(f"waiting {wait_s:.0f} s while records of the previous leader may still arrive (P24, P37)")
         while time.monotonic() < deadline and not self.is_over():
             self.pause(_TURN_S)
         try:
@@ -175,7 +174,7 @@ EXACTLY_ONCE: Literal["exactly-once"] = "exactly-once"
 
 
 class TakeOver(Protocol):
-    """Whoever takes a term, while it waits: `TermTaker`, or a bulk drain."""
+    """What waits for a take-over: `TermTaker`, or a bulk drain."""
 
     def is_over(self) -> bool: ...
     def pause(self, seconds: float) -> None: ...
@@ -184,7 +183,7 @@ class TakeOver(Protocol):
 
 
 class _LaneOwner:
-    """Opens the lanes of a predecessor (a `LaneHost`): with a database session of its own."""
+    """Opens a predecessor's lanes (a `LaneHost`) on its own database session."""
 
     def __init__(self, session: PurgeSession, taker: TakeOver) -> None:
         self._session, self._ids_given_again = session, taker.ids_given_again
@@ -207,15 +206,15 @@ class _LaneOwner:
         return self._session.delete_same(ids, same)
 
     def fenced(self, lane: int) -> None:
-        """Nothing waits for that."""
+        """Not needed here."""
 
 
 @dataclass(slots=True)
 class DeliveryHandover:
-    """How this harvester delivers. `find` looks for the progress topic, and in exactly-once mode makes it."""
+    """How this harvester delivers. `find` looks up the progress topic, creating it in exactly-once mode."""
 
     delivery: str
-    expiry_s: float  # S + H + D: what an at-least-once leader had on the wire is gone after it
+    expiry_s: float  # S + H + D: after this, nothing of an at-least-once leader is on the wire
     lanes: Lanes | None = None
     session: PurgeSession | None = None
     find: Callable[[], ProgressTopic | None] = lambda: None
@@ -223,7 +222,7 @@ class DeliveryHandover:
 
     @property
     def topic_id(self) -> str | None:
-        """What the term row is to know from now on; None: what it knows stays."""
+        """The progress topic to record in the term row; None: leave the recorded one."""
         return self.progress.id if self.progress is not None and self.delivery == EXACTLY_ONCE else None
 
     @property
@@ -231,18 +230,19 @@ class DeliveryHandover:
         return self.progress.lanes if self.progress is not None and self.delivery == EXACTLY_ONCE else 0
 
     def check(self, row: TermRow) -> None:
-        """Raises SchemaError for a progress topic that is not the one the term row knows, or BrokerError."""
+        """Raises SchemaError if the progress topic is not the one in the term row, or BrokerError."""
         if row.delivery == self.delivery == AT_LEAST_ONCE:
             return
-        self.progress = self.find()  # each time: another harvester may have added lanes, or somebody deleted it
+        # each time: another harvester may have added lanes, or the topic may have been deleted
+        self.progress = self.find()
         if row.progress_topic is None:
             return
         if self.progress is None or self.progress.id != row.progress_topic:
-            what = "is missing" if self.progress is None else f"is another one than before ({self.progress.id})"
+            what = "is missing" if self.progress is None else f"is a different one ({self.progress.id})"
             raise SchemaError(
                 f"the progress topic, {row.progress_topic}, {what}: records that are committed in Kafka and still in"
                 " the outbox would be published again",
-                hint="restore it; or accept repeats: UPDATE <outbox>_term SET progress_topic = NULL",
+                hint="restore it; or, to accept repeats, run UPDATE <outbox>_term SET progress_topic = NULL",
             )
 
     @staticmethod
@@ -256,12 +256,12 @@ class DeliveryHandover:
         return self.expiry_s if self.is_unreleased(row) and waits else 0.0
 
     def expect(self, place: OutboxIdentity | None, term: int) -> None:
-        """What the new term was taken on: `fence` purges nothing elsewhere."""
+        """The database on which the new term was taken: `fence` purges nothing elsewhere."""
         if self.session is not None and place is not None:
             self.session.expect(str(place), term)
 
     def fence(self, row: TermRow, under: Leadership, taker: TakeOver) -> None:
-        """Fence and purge all lanes of an exactly-once predecessor. Raises Superseded, Deposed, or the database's."""
+        """Fence and purge all lanes of an exactly-once predecessor. Raises Superseded, Deposed, or database errors."""
         if self.delivery == EXACTLY_ONCE or row.delivery != EXACTLY_ONCE or self.progress is None:
             return
         session, lanes = self.session, self.lanes

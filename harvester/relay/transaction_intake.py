@@ -1,11 +1,11 @@
-"""What a shard in exactly-once mode is told, and the records it has: all that the transactor shares with others.
+"""A shard's records and pending frames in exactly-once mode: everything the transactor shares with other threads.
 
-The shard's main thread brings rows and the supervisor's frames, the purger's thread reports commits, the transactor
-(`exactly_once`) takes what is queued into transactions and answers. One lock orders them, that of `changed`, and
-nobody waits for anything while holding it.
+The shard's main thread brings rows and the supervisor's frames, the purger's thread reports commits, and the transactor
+(`exactly_once`) takes queued records into transactions and replies. One lock, that of `changed`, serialises them, and
+no thread waits for anything while holding it.
 
-Records that fail are dealt with under the same lock, after the open transaction has been undone, so that all records
-are queued: `Refusals` finds out who is at fault, and what follows for that record and its key.
+Failed records are handled under the same lock, after the open transaction has been undone, so that all records are
+queued: `Refusals` determines which one is at fault, and what happens to it and its key.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from harvester.relay.purger import ShardHost
 from harvester.relay.put_away import NOT_STORED, Outcome, PutAway
 from harvester.telemetry.latency import Histogram
 
-_MOST_BYTES = 1 << 23  # a commit has to be over soon, or its outcome counts as unclear
+_MOST_BYTES = 1 << 23  # a commit must be over soon, or its outcome counts as unclear
 
 
 class TransactionIntake:
-    """A shard's records in exactly-once mode. Public attributes are for the transactor, under the lock but for single
-    reads."""
+    """A shard's records in exactly-once mode. The transactor uses public attributes under the lock, except for single
+    reads.
+    """
 
-    doubted_at = -math.inf  # as a `Sender`'s; what was sent in a transaction that is not committed counts for nothing
+    doubted_at = -math.inf  # as in `Sender`; never set, since an uncommitted transaction has no effect
 
     def __init__(self, most: int, policy: Policy, shard: ShardHost, put_away: PutAway | None = None) -> None:
-        """`most` records go into one transaction. `put_away` as a `Sender`'s."""
+        """`most` records go into one transaction. `put_away`: see `Sender`."""
         self._shard, self._put_away = shard, put_away
         self.changed = threading.Condition(threading.Lock())
         self.batches = TransactionQueue(most, 0, _MOST_BYTES)
         self.refusals = Refusals(self.batches, policy, shard)
         self._attempts = self.refusals.attempts
-        self.pending: f.Remark | None = None  # what the transactor has not answered yet
-        self.under: f.Remark | None = None  # the leadership that is obeyed
+        self.pending: f.Remark | None = None  # not yet answered by the transactor
+        self.under: f.Remark | None = None  # the leadership to which the shard belongs
         self.ended = False
         self.lane: Lane | None = None  # the transactor's, while it is open
         self.low_water: int | None = None
@@ -86,20 +87,20 @@ class TransactionIntake:
             self.changed.notify()
 
     def remark(self, frame: f.Remark) -> None:
-        """Drop what is not committed; the transactor answers when the lane is ready for the frame's term."""
+        """Drop what is not committed; the transactor replies when the lane is ready for the frame's term."""
         with self.changed:
             self.pending = frame
             self.batches.drop_queue()
             self.changed.notify()
 
     def closed(self, epoch: int, record_id: int) -> None:
-        """The supervisor knows of this parked record; its key may come again."""
+        """The supervisor has recorded this parked record; its key is accepted again."""
         with self.changed:
             if self.under is not None and epoch == self.under.epoch:
                 self.batches.reopen(record_id)
 
     def stop(self) -> None:
-        """Send nothing from now on; what is not being committed is dropped without a word."""
+        """Send nothing from now on; what is not being committed is dropped without a report."""
         with self.changed:
             self.ended, self.under = True, None
             self.batches.drop_queue()
@@ -107,19 +108,21 @@ class TransactionIntake:
 
     @property
     def unsettled(self) -> int:
-        """Records in a transaction or not yet purged; without the lock too many for a moment, but never too few."""
+        """Records in a transaction or not yet purged; read without the lock: briefly too many, never too few."""
         return self.batches.in_flight
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the end waits for records to be settled; no record does."""
+        """Whether the shutdown waits for records to be settled; no other record does."""
         return self.under is None or self.pending is not None
 
     def due(self, _now: float) -> float | None:
         return None
 
     def check_queues(self, now: float) -> None:
-        """Report the record that has waited for longer than queue_timeout, while transactions could be committed."""
+        """Report the record that has waited for longer than queue_timeout while transactions could have been
+        committed.
+        """
         with self.changed:
             oldest, under = self.batches.oldest(), self.under
             if oldest is None or under is None or self.pending is not None or self.lane is None:
@@ -129,7 +132,7 @@ class TransactionIntake:
                 self._shard.send(f.QueueTimedOut(under.epoch, oldest.id, waited_s))
 
     def stats(self) -> f.Stats | None:
-        """Figures for the supervisor, and a sign of life; None while nothing has changed and nothing is awaited."""
+        """Statistics for the supervisor, and a sign of life; None while nothing has changed and nothing is awaited."""
         with self.changed:
             batches = self.batches
             now = (batches.queued, batches.in_flight, 0, self._delivered, self.refusals.errors, self._quarantined)
@@ -151,10 +154,10 @@ class TransactionIntake:
             if self._attempts.states:
                 self._attempts.settled(ids)
             self._shard.send(f.Settled(ids))  # in order with the answer to a remark
-            self.changed.notify()  # there is room, and keys that were held
+            self.changed.notify()  # there is room, and held keys may continue
 
     def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
-        """The outcome of a quarantine has committed."""
+        """The quarantine has committed with this outcome."""
         if outcome is QuarantineOutcome.FENCED:
             with self.changed:
                 self.refusals.give_up(poison.id)
@@ -167,17 +170,17 @@ class TransactionIntake:
     # -- values that are put away
 
     def _store_oversize(self) -> None:
-        """See to the oversize records that have come up; the lock is held."""
+        """Start storing the oversize records that have come up; the lock is held."""
         for entry in self.batches.to_store():
             assert self._put_away is not None
             assert isinstance(entry.record, Oversize)
             self._put_away.put(entry.record, partial(self._stored, entry))
 
     def _stored(self, entry: QueuedRecord, outcome: Outcome) -> None:
-        """A value was put away, or could not be."""
+        """A value was stored, or could not be."""
         with self.changed:
             if not self.batches.is_oversize(entry):
-                return  # dropped or parked meanwhile; its row may have come again as another entry
+                return  # dropped or parked in the meantime; its row may be back as another entry
             if isinstance(outcome, KafkaRecord):
                 self.batches.stored(entry, outcome, time.monotonic())
             elif (meant := self.pending or self.under) is not None:
@@ -193,15 +196,15 @@ class TransactionIntake:
         return self.under is not None and (self.lane is None or self.batches.is_ready)
 
     def is_over(self) -> bool:
-        """Whether the open transaction is not wanted any more."""
+        """Whether the open transaction is no longer wanted."""
         return self.pending is not None or self.under is None
 
     def has_more(self) -> bool:
-        """Whether the open transaction need not wait: there is another record, or it is not wanted any more."""
+        """Whether the open transaction need not wait: there is another record, or it is no longer wanted."""
         return self.is_over() or self.batches.is_ready
 
     def commit(self, now_us: int) -> None:
-        """The open transaction is committed, for certain: purge what it held. The lock is held."""
+        """The open transaction has certainly committed: purge its records. The lock is held."""
         entries = self.batches.committed()
         self._latency.add_all([now_us - entry.record[6] for entry in entries if isinstance(entry.record, KafkaRecord)])
         self._delivered += len(entries)
@@ -209,7 +212,7 @@ class TransactionIntake:
         self._shard.purge([entry.record for entry in entries])
 
     def judge(self, failed: Sequence[Failed]) -> None:
-        """The transaction is undone: see to the records that failed. The lock is held."""
+        """The transaction is undone: handle the records that failed. The lock is held."""
         under = self.under
         if under is None or self.pending is not None:
             self.batches.drop_queue()
@@ -217,22 +220,22 @@ class TransactionIntake:
             self.refusals.judge(failed, under)
 
     def give_all_up(self) -> None:
-        """Trust has run out: nothing is sent before the supervisor's next remark."""
+        """Trust has expired: nothing is sent before the supervisor's next remark."""
         with self.changed:
             self.under = None
             self._shard.send(f.Dropped(self.batches.drop_queue(), in_doubt=True))
 
 
-# What the client says of a record that was not at fault: its transaction failed.
+# The client's errors for records that were not at fault: their transaction failed.
 INNOCENT = frozenset(
     {"_PURGE_QUEUE", "_PURGE_INFLIGHT", "_STATE", "_FATAL", "_FENCED", "_DESTROY", "_INVALID_DIFFERENT_RECORD"}
 )
 
-Failed = tuple[QueuedRecord, KafkaError | str]  # a text: it can be no record, or the client will not have it
+Failed = tuple[QueuedRecord, KafkaError | str]  # a text if it is not a valid record, or the client refused it
 
 
 class Refusals:
-    """Finds out which record of a failed transaction is at fault, and sees to it. The lock is held."""
+    """Determines which record of a failed transaction is at fault, and handles it. The lock is held."""
 
     def __init__(self, batches: TransactionQueue, policy: Policy, shard: ShardHost) -> None:
         self._batches, self._shard = batches, shard
@@ -240,11 +243,11 @@ class Refusals:
         self.errors = self.retried = 0
 
     def judge(self, failed: Sequence[Failed], under: f.Remark) -> None:
-        """These failed in one transaction.
+        """These records failed in one transaction.
 
-        What a broker refuses it refuses for a whole batch: one of those records is at fault, and is found by halves.
-        Other errors are of the record that they name, or of its partition. Where they name the whole transaction, and
-        no record is to blame, nothing gets through at all, and every record keeps its place.
+        A broker refuses a whole batch: one of its records is at fault, and is found by halving. Other errors concern
+        the record that they name, or its partition. If they concern the whole transaction and no record is to blame,
+        nothing gets through at all, and every record keeps its position.
         """
         for entry, reason in failed:
             if isinstance(reason, str):
@@ -262,9 +265,9 @@ class Refusals:
             self.fail(entry, error, under)
 
     def fail(self, entry: QueuedRecord, error: KafkaError, under: f.Remark, *, local: bool = False) -> None:
-        """A queued record is at fault, or its partition is away; `local`: no other record can be meant."""
+        """A queued record is at fault, or its partition is unavailable; `local`: no other record can be meant."""
         if entry not in self._batches:
-            return  # taken out with another of its key
+            return  # removed together with another record of its key
         self.errors += 1
         text = f"{error.name()}: {error.str()}"
         failure = Failure(error.name(), local=local)
@@ -276,14 +279,14 @@ class Refusals:
         self._park(entry, text, self.attempts.wait_s(retry, random.random()), retry.attempts, under)
 
     def not_stored(self, entry: QueuedRecord, text: str, under: f.Remark) -> None:
-        """The value of an oversize record could not be put away: it is tried again, for as long as it takes."""
+        """The value of an oversize record could not be stored: retry for as long as it takes."""
         self.errors += 1
         self.retried += 1
         _, retry = self.attempts.failed(entry.id, NOT_STORED, datetime.now(UTC))
         self._park(entry, text, self.attempts.wait_s(retry, random.random()), retry.attempts, under)
 
     def poison(self, entry: QueuedRecord, text: str, under: f.Remark) -> None:
-        """A queued record that no further attempt would help: do what the policy says."""
+        """No further attempt would help this queued record: apply the policy."""
         if entry not in self._batches:
             return
         policy = self.attempts.policy
@@ -305,12 +308,12 @@ class Refusals:
         )  # fmt: skip
 
     def give_up(self, record_id: int) -> None:
-        """It could not be moved to quarantine: the term is another's. Whoever leads then sees to it."""
+        """It could not be quarantined: the term belongs to another leader, which will handle it."""
         self._shard.send(f.Dropped(self._batches.give_up(record_id), in_doubt=True))
 
     def _park(
         self, entry: QueuedRecord, text: str, wait_s: float, attempts: int, under: f.Remark, *, held: bool = False
     ) -> None:
-        """Give it back to the supervisor until it is time, with what is queued behind it of its key."""
+        """Give it back to the supervisor until its retry is due, with what is queued behind it in its key."""
         behind = self._batches.park(entry)
         self._shard.send(f.Parked(under.epoch, entry.id, behind, text, wait_s, attempts, held))

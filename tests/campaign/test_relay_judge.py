@@ -354,14 +354,14 @@ def test_leaderships_are_read_from_logs() -> None:
 def test_losses_are_read_from_logs() -> None:
     log = [
         line("02.500", "fenced: late"),
-        line("03.000", "ended unasked (exit code -9)", "error"),
+        line("03.000", "ended unexpectedly (exit code -9)", "error"),
         line("04.000", "stopped"),
     ]
     assert [(loss.kind, loss.began - START) for loss in logs.losses("h1", log)] == [
         ("fenced", 2.5),
         ("shard lost", 3.0),
     ]
-    assert logs.last_error(log) == "ended unasked (exit code -9)"
+    assert logs.last_error(log) == "ended unexpectedly (exit code -9)"
 
 
 def test_deliveries_that_time_out_are_a_loss_until_it_is_over() -> None:

@@ -88,7 +88,7 @@ def test_paused_resumed_scaled_and_stopped_under_load(scene: Scene, sockets: Pat
         assert verify(scene, load) == 0
         assert told(sockets, "stop") == "one: has stopped"
         assert running.wait() == 0
-        assert "ended unasked" not in running.output
+        assert "ended unexpectedly" not in running.output
         assert not list(sockets.iterdir())
 
 
@@ -138,7 +138,7 @@ def test_the_level_changes_for_supervisor_and_shards(scene: Scene, sockets: Path
         said = len(log_lines(running))
         told(sockets, "remark")
         os.kill(shards_of(running.pid)[0], signal.SIGKILL)
-        running.wait_for_line("ended unasked")
+        running.wait_for_line("ended unexpectedly")
         assert "marks again as" not in " ".join(messages(running)[said:])
         assert running.stop() == 0
 

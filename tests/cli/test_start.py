@@ -61,7 +61,7 @@ def test_ctrl_c_reaches_the_whole_process_group_and_still_stops_gracefully(scene
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors.decode()
-        assert b"ended unasked" not in errors
+        assert b"ended unexpectedly" not in errors
         assert b"Traceback" not in errors
     finally:
         if process.poll() is None:
@@ -182,7 +182,7 @@ def test_shards_that_die_again_and_again_end_it(scene: Scene) -> None:
         assert errors[0] == "harvester: shards died 3 times within 60 s"
         assert errors[1].startswith("hint: ")
         assert "Traceback" not in running.output
-        assert sum("ended unasked (exit code 9)" in message for message in messages(running)) == 3
+        assert sum("ended unexpectedly (exit code 9)" in message for message in messages(running)) == 3
 
 
 def test_a_shard_that_cannot_even_start_ends_it(scene: Scene) -> None:

@@ -244,7 +244,7 @@ def test_a_signal_to_all_processes_stops_in_good_order_and_at_once(scene: Scene,
         assert one.running.wait() == 0
         assert time.monotonic() - began < 15  # a rebalance may take more than a session
         wait_gone(everyone)
-        assert not [text for text in messages(one.running) if "ended unasked" in text]
+        assert not [text for text in messages(one.running) if "ended unexpectedly" in text]
         with scene.member(name="two", **LONG) as two:
             two.wait_leading()
             assert time.monotonic() - began < SESSION_S

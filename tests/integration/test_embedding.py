@@ -253,11 +253,11 @@ def test_every_line_goes_to_the_hosts_logger_with_name_and_shard(
         pids = [shard.pid for shard in harvester.status().shards]
         assert pids[0] is not None
         os.kill(pids[0], signal.SIGKILL)
-        eventually(lambda: any("ended unasked" in record.getMessage() for record in records), what="the death")
+        eventually(lambda: any("ended unexpectedly" in record.getMessage() for record in records), what="the death")
     lines = [record.getMessage() for record in records]
     assert all(line.startswith(("[billing] ", "[billing[0]] ", "[billing[1]] ")) for line in lines), lines
     assert any(line.startswith("[billing[") and "quarantine" in line for line in lines)
-    assert any(line.startswith("[billing[0]] ended unasked") for line in lines)
+    assert any(line.startswith("[billing[0]] ended unexpectedly") for line in lines)
     assert "[billing] stopped" in lines
     assert capfd.readouterr().err == ""
 

@@ -131,7 +131,7 @@ def test_a_promoted_server_is_noticed_and_what_was_not_purged_is_repeated(scene:
                 """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
                    WHERE datname = current_database() AND application_name LIKE 'harvester%'"""
             )
-            running.wait_for_line("the database is another one than before: it is server")
+            running.wait_for_line("the database is a different one: it is server")
             changed = "SELECT incarnation <> %s AND timeline = %s AND term > %s FROM outbox_term"
             expected = (before[0], before[1] + 1, first_term)
             eventually(lambda: scene.db.execute(changed, expected).fetchone() == (True,), what="another incarnation")

@@ -96,7 +96,7 @@ def test_the_supervisor_outlives_what_its_shards_write(
         assert sum(shard.restarts for shard in status.shards) == len(LETHAL)
         scene.add(("k0", "afterwards"))
         scene.wait_left()
-    ended = [record for record in caplog.records if "ended unasked" in record.message]
+    ended = [record for record in caplog.records if "ended unexpectedly" in record.message]
     assert len(ended) == len(LETHAL)
     expected: dict[str | None, list[str | None]] = {}
     for value in [*values, "afterwards"]:

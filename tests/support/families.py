@@ -83,7 +83,7 @@ class Family:
     @property
     def deaths(self) -> int:
         """How many of its shards died unasked: by a test's hand, or killed for a silence that a busy machine caused."""
-        return sum("ended unasked" in message for message in messages(self.running))
+        return sum("ended unexpectedly" in message for message in messages(self.running))
 
     @property
     def terms(self) -> list[int]:

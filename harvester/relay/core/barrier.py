@@ -1,23 +1,23 @@
 """The barrier of one shard: at most one record of a key is unsettled on the wire. Pure.
 
-Theory. A record enters by `offer`. If nothing of its key is unsettled in this shard it is to be sent at once and
-the key's barrier is up; otherwise it waits in the key's queue. The barrier is lowered by `settle` alone, which the
-shard calls when the *commit* of the record's purge or quarantine has come back (rule P1), never at the
-acknowledgement: x acked, y sent, the process dies before DELETE(x) commits would give x y x' y'.
+Theory. A record enters through `offer`. If nothing of its key is unsettled in this shard, it is to be sent at once and
+the key's barrier goes up; otherwise it waits in the key's queue. Only `settle` lowers the barrier. The shard calls it
+when the *commit* of the record's purge or quarantine has come back (rule P1), never at the acknowledgement: if x is
+acked, y is sent and the process dies before DELETE(x) commits, the log reads x y x' y'.
 
     QUEUED ──offer/settle──▶ WIRE ──acked──▶ ACKED ──settle──▶ (gone)
                               │ ▲
                        hold   ▼ │ release
                              HELD
 
-Failure handling. While nothing at all gets through to the broker, a record that failed is *held*: it keeps its place,
-and what is behind it stays queued. Otherwise it is *parked*, which takes it out of this shard together with all that
-is queued behind it: the supervisor keeps their ids and sends them again when it is time (P18). From then on every
-further record of that key is refused, because frames that were on their way must not overtake what was given back
-(P5). `reopen` ends that; the shard calls it when the supervisor has said that nothing older of the key can arrive any
-more. `remark` drops everything that is not on the wire, and names exactly what is.
+Failure handling. While nothing at all gets through to the broker, a record that failed is *held*: it keeps its
+position, and what is behind it stays queued. Otherwise it is *parked*: removed from this shard together with everything
+queued behind it. The supervisor keeps their ids and sends them again when they are due (P18). From then on every
+further record of that key is refused, because frames already on their way must not overtake what was given back (P5).
+The shard calls `reopen` to end this once the supervisor has confirmed that nothing older of the key can still arrive.
+`remark` drops everything that is not on the wire, and returns exactly what is.
 
-Records without a key are never held up and never hold up anybody else.
+Records without a key never wait and never hold up others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EntryState(Enum):
     HELD = "held"  # could not be handed to the producer, or failed; waits for its next attempt
 
 
-_QUEUED: Final = EntryState.QUEUED  # an enumeration's members are looked up slowly, and these for every record
+_QUEUED: Final = EntryState.QUEUED  # enum member access is slow, and this is needed for every record
 _WIRE: Final = EntryState.WIRE
 _ACKED: Final = EntryState.ACKED
 _HELD: Final = EntryState.HELD
@@ -48,8 +48,8 @@ _HELD: Final = EntryState.HELD
 class BarrierEntry:
     """A record inside a shard.
 
-    `record` is what to publish, or why that is impossible; `since` when it was queued, `term` the one it was dispatched
-    under, `sent_at` when it was handed to the producer last, `origin` its header, from the first attempt on.
+    `record` is what to publish, or why that is impossible; `since` is when it was queued, `term` the term it was
+    dispatched under, `sent_at` when it was last handed to the producer, `origin` its header, from the first attempt on.
     """
 
     id: int
@@ -62,17 +62,17 @@ class BarrierEntry:
     origin: bytes | None = None
 
 
-_Queue = deque[BarrierEntry] | None  # None: nobody has waited yet
+_Queue = deque[BarrierEntry] | None  # None: nothing has waited yet
 
 
 class Barrier:
-    """What may be sent, and what waits behind it. Not thread-safe: the shard holds its lock around every call."""
+    """Which records may be sent, and which wait. Not thread-safe: the shard holds its lock around every call."""
 
     def __init__(self) -> None:
         self.unsettled: dict[int, BarrierEntry] = {}  # handed to the producer and not settled: WIRE, ACKED, HELD
-        self._queues: dict[bytes, _Queue] = {}  # a key is in here while its barrier is up
+        self._queues: dict[bytes, _Queue] = {}  # contains a key while its barrier is up
         self._refusing: set[bytes] = set()
-        self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has answered
+        self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has replied
         self.queued = 0  # records that wait behind another of their key
         self.held = 0  # records that wait here for their next attempt
 
@@ -84,7 +84,9 @@ class Barrier:
         return sorted(i for i, entry in self.unsettled.items() if entry.step is not _HELD)
 
     def offer(self, entry: BarrierEntry) -> bool | None:
-        """Take a record in. True: send it now. False: it is queued. None: refused, a record of its key is parked."""
+        """Admit a record. True: send it now. False: it is queued. None: refused, because its key has a parked
+        record.
+        """
         key = entry.key
         if key is not None:
             if key in self._refusing:
@@ -104,7 +106,7 @@ class Barrier:
         return True
 
     def acked(self, entries: Iterable[BarrierEntry]) -> None:
-        """The broker acknowledged them, or they are on their way to quarantine: they can only be settled now."""
+        """They were acknowledged, or are on their way to quarantine; settling is all that can follow."""
         for entry in entries:
             if entry.step is _HELD:
                 self.held -= 1
@@ -113,7 +115,7 @@ class Barrier:
     def settle(self, ids: Iterable[int], now: float) -> list[BarrierEntry]:
         """Their purge has committed: lower the barriers. Returns the next records of their keys, to be sent now.
 
-        Ids that are not here are passed by.
+        Unknown ids are ignored.
         """
         following: list[BarrierEntry] = []
         unsettled, queues = self.unsettled, self._queues
@@ -132,7 +134,7 @@ class Barrier:
                 continue
             entry = queue.popleft()
             if queue:
-                queue[0].since = now  # progress: the queue timeout watches for keys that stand still
+                queue[0].since = now  # progress: the queue timeout looks for keys that make none
             entry.step = _WIRE
             unsettled[entry.id] = entry
             following.append(entry)
@@ -140,7 +142,7 @@ class Barrier:
         return following
 
     def park(self, record_id: int) -> list[int]:
-        """It failed and will be sent again by the supervisor's word only: take it and what stood behind it out.
+        """Remove a failed record, and what is queued behind it; the supervisor decides when they are sent again.
 
         Returns the ids behind it. Its key is refused until `reopen`.
         """
@@ -154,16 +156,16 @@ class Barrier:
         return behind
 
     def hold(self, record_id: int) -> None:
-        """It waits here for its next attempt; what is behind it stays queued."""
+        """The record waits here for its next attempt; what is behind it stays queued."""
         entry = self.unsettled[record_id]
         if entry.step is not _HELD:
             self.held += 1
         entry.step = _HELD
 
     def forget(self, record_id: int) -> list[int]:
-        """It will not be sent again by this shard: lower its barrier.
+        """This shard will not send the record again: lower its barrier.
 
-        Nothing of its key may follow it: what stood behind it is dropped and returned, and what is still on its way
+        Nothing of its key may follow it: what is queued behind it is dropped and returned, and what is still on its way
         is refused until the next remark (P5).
         """
         key = self.unsettled[record_id].key
@@ -175,14 +177,14 @@ class Barrier:
         return behind
 
     def drop_unsent(self, record_id: int) -> list[int]:
-        """Trust ran out before this record was sent: drop it and everything that is not on the wire."""
+        """Trust expired before this record was sent: drop it and everything else that is not on the wire."""
         before = {*self.unsettled, *(entry.id for queue in self._queues.values() for entry in queue or ())}
         self._drop_all_queues()
         self.forget(record_id)
         return sorted(before - set(self.remark()))
 
     def release(self, record_id: int, now: float) -> BarrierEntry | None:
-        """Its wait is over: send it again. None when a remark dropped it meanwhile."""
+        """Its wait is over: send it again. None if a remark has dropped it."""
         entry = self.unsettled.get(record_id)
         if entry is None or entry.step is not _HELD:
             return None
@@ -190,17 +192,17 @@ class Barrier:
         self.held -= 1
         queue = None if entry.key is None else self._queues.get(entry.key)
         if queue:
-            queue[0].since = now  # so far they stood behind a held one, which does not count
+            queue[0].since = now  # until now they were behind a held record, which does not count as waiting
         return entry
 
     def reopen(self, record_id: int) -> None:
-        """The supervisor knows of this parked record: nothing older of its key can arrive any more."""
+        """The supervisor has recorded this parked record: nothing older of its key can still arrive."""
         key = self._announced.pop(record_id, None)
         if key is not None:
             self._refusing.discard(key)
 
     def remark(self) -> list[int]:
-        """Drop what is queued or held; returns exactly the ids on the wire or unpurged, ascending."""
+        """Drop what is queued or held; returns exactly the ids that are on the wire or not purged, ascending."""
         self._drop_all_queues()
         held = [i for i, entry in self.unsettled.items() if entry.step is _HELD]
         self.settle(held, 0.0)
@@ -209,7 +211,7 @@ class Barrier:
         return sorted(self.unsettled)
 
     def longest_waiting(self) -> BarrierEntry | None:
-        """The record that has been queued longest without progress, those behind a held one left out."""
+        """The record that has been queued longest without progress, ignoring those behind a held one."""
         held = {entry.key for entry in self.unsettled.values() if entry.step is _HELD} if self.held else ()
         oldest: BarrierEntry | None = None
         for key, queue in self._queues.items():

@@ -1,23 +1,23 @@
-"""Rows that were read and cannot be sent yet, remembered by id alone. Pure.
+"""Rows that were read but cannot be sent yet, remembered by id alone. Pure.
 
 Theory. A scan passes every row once (`scan`). A row that cannot be sent when it is read is *deferred*: its id joins a
-queue, and the row is fetched again, by its id, when it can be sent. `dispatcher` decides that for rows that arrive,
-`state_machine.parked` for a record that failed, `read_planner` when a queue is worth a fetch.
+queue, and the row is fetched by its id when it can be sent. `dispatcher` defers rows that arrive,
+`state_machine.parked` a record that failed, and `read_planner` decides when a queue is worth a fetch.
 
-- A *deferred key* has a record that waits for its next attempt (parked), or more rows under way than
-  `max_queued_per_key`. Every further row of the key joins its queue, so nothing is overtaken (P18).
-- A *deferred shard* takes nothing at the moment. Every row of the shard joins its queue, rows of deferred keys
-  included, and the queue is emptied through those of the keys.
+- A *deferred key* has a record that waits for its next attempt (parked), or more than `max_queued_per_key` rows under
+  way. Every further row of the key joins its queue, so nothing is overtaken (P18).
+- A *deferred shard* accepts nothing at the moment. Every row of the shard joins its queue, including rows of deferred
+  keys; when the queue is emptied, those pass through their key's queue.
 
-A queue is a sorted array of ids: eight bytes a row, whatever the row's size, and no share in any bound that others
-share. A key that is stuck for hours costs its own rows' ids. Ids ascend with causality within a key, so sorting them
-gives the order to send them in.
+A queue is a sorted array of ids: eight bytes per row, whatever the row's size, and it counts towards no shared limit. A
+key that is stuck for hours costs only the ids of its own rows. Within a key, ids ascend with causality, so sorting them
+gives the order in which to send them.
 
-A parked key is left alone until its time has come, and is then tried with one record first: what stands behind a
-poison record need not be fetched with it. Rows given back while a fetch is under way change the queue's `stamp`, and
-what that fetch brings goes back into the queue instead of ahead of them.
+A parked key is left alone until its retry is due, and is then tried with one record first: what is behind a poison
+record need not be fetched with it. If rows are given back while a fetch is under way, the queue's `stamp` changes, and
+the fetched rows go back into the queue instead of being sent ahead of them.
 
-A remark forgets all of it: the scan then starts from its bookmark, below all that waits.
+A remark forgets everything here: the scan then starts from its bookmark, below all waiting rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-KeyOrId = bytes | int  # a key's bytes; a record without a key has a queue of its own, under its id
+KeyOrId = bytes | int  # a key's bytes; a record without a key has its own queue, named by its id
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +40,11 @@ class DeferredQueue:
     ids: array[int] = field(default_factory=lambda: array("q"))
     not_before: float = 0.0
     parked: bool = False
-    tried: bool = False  # one record of a parked key is under way; what is behind it waits for the outcome
-    held: bool = False  # parked by the policy "hold": it will not go to quarantine
+    tried: bool = False  # one record of a parked key is under way; the others wait for the outcome
+    held: bool = False  # parked by the policy "hold": never quarantined
     stamp: int = 0
-    fetching: int = 0  # rows under way from the database
-    _start: int = 0  # ids before this index were taken
+    fetching: int = 0  # rows being fetched from the database
+    _start: int = 0  # ids before this index have been taken
 
     def __len__(self) -> int:
         return len(self.ids) - self._start
@@ -62,7 +62,7 @@ class DeferredQueue:
             self.ids.insert(at, record_id)
 
     def take(self, count: int) -> list[int]:
-        """The first ids, taken out."""
+        """Remove and return the first ids."""
         end = min(len(self.ids), self._start + count)
         taken = self.ids[self._start : end].tolist()
         self._start = end
@@ -83,19 +83,19 @@ class DeferredRows:
         self._ready: deque[KeyOrId] = deque()
         self._is_ready: set[KeyOrId] = set()
         self._stamps = 0
-        self.rows = 0  # that wait, those being fetched included
-        self.parked: Counter[int] = Counter()  # by shard: keys that wait for a retry, or for the outcome of one
-        self.held = 0  # those of them that are held by policy
+        self.rows = 0  # that wait, including those being fetched
+        self.parked: Counter[int] = Counter()  # keys per shard that wait for a retry or its outcome
+        self.held = 0  # how many of them are held by policy
 
     # -- questions
 
     def holds(self, record_id: int, name: KeyOrId, shard: int) -> bool:
-        """Whether this row waits already."""
+        """Whether this row is already waiting."""
         queue, behind = self.by_key.get(name), self.by_shard.get(shard)
         return (queue is not None and record_id in queue) or (behind is not None and record_id in behind)
 
     def ids(self) -> set[int]:
-        """Every waiting id; for the rare look at the whole table."""
+        """All waiting ids; for the occasional look at the whole table."""
         return {i for queue in (*self.by_key.values(), *self.by_shard.values()) for i in queue.ids[queue._start :]}
 
     def firsts(self) -> list[int]:
@@ -105,7 +105,7 @@ class DeferredRows:
     # -- rows join
 
     def defer(self, name: KeyOrId, shard: int, record_id: int) -> None:
-        """A row waits for others of its key."""
+        """A row waits for earlier rows of its key."""
         queue = self.by_key.get(name)
         if queue is None:
             queue = self.by_key[name] = DeferredQueue(shard, stamp=self._next_stamp())
@@ -119,7 +119,7 @@ class DeferredRows:
         self._insert(queue, (record_id,))
 
     def park(self, name: KeyOrId, shard: int, ids: Iterable[int], not_before: float, held: bool) -> None:
-        """A record failed: it and what stood behind it wait until then."""
+        """A record failed: it and the rows behind it wait until `not_before`."""
         queue = self.by_key.get(name)
         if queue is None:
             queue = self.by_key[name] = DeferredQueue(shard)
@@ -133,14 +133,14 @@ class DeferredRows:
         heapq.heappush(self._timers, (not_before, self._timer, name))
 
     def unpark(self, queue: DeferredQueue) -> None:
-        """Nothing of it failed last, as far as is known."""
+        """The key has no known failure any more."""
         if queue.parked:
             self.parked[queue.shard] -= 1
             self.held -= queue.held
         queue.parked = queue.tried = queue.held = False
 
     def give_back(self, name: KeyOrId, ids: Iterable[int]) -> None:
-        """Rows of a deferred key that were under way come back."""
+        """Rows of a deferred key that were under way are returned."""
         queue = self.by_key[name]
         self._insert(queue, ids)
         queue.stamp = self._next_stamp()
@@ -154,7 +154,7 @@ class DeferredRows:
                 self._ready.append(name)
 
     def due(self, now: float) -> list[KeyOrId]:
-        """Keys that may be worth a fetch: their time has come, or something else has changed. Each is named once."""
+        """Keys that may be worth a fetch because they are due or something has changed. Each is named once."""
         while self._timers and self._timers[0][0] <= now:
             self.wake((heapq.heappop(self._timers)[2],))
         names = list(self._ready)
@@ -163,13 +163,13 @@ class DeferredRows:
         return names
 
     def fetch(self, queue: DeferredQueue, count: int) -> list[int]:
-        """The next ids of a queue; it stays until `fetched`."""
+        """The next ids of a queue; the queue stays until `fetched`."""
         ids = queue.take(count)
         queue.fetching += len(ids)
         return ids
 
     def fetched(self, name: KeyOrId) -> None:
-        """All that was fetched of this key has been seen to: forget the queue if nothing is left, else go on."""
+        """All fetched rows of this key have been handled: forget the queue if it is empty, otherwise plan it again."""
         queue = self.by_key[name]
         self.rows -= queue.fetching
         queue.fetching = 0

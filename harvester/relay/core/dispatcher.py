@@ -1,21 +1,21 @@
-"""Decides where each row that was read goes: to its shard, or behind others that wait. Pure.
+"""Decides where each row that was read goes: to its shard, or into a queue of deferred rows. Pure.
 
-Theory. A row of a mark is skipped if it is known already (P3). It is deferred behind its shard if the shard takes
-nothing, or behind its key if the key is deferred or has `max_queued_per_key` under way; otherwise it is sent. So
+Theory. A row of a mark is skipped if it is known already (P3). It is deferred behind its shard if the shard accepts
+nothing, or behind its key if the key is deferred or has `max_queued_per_key` rows under way; otherwise it is sent. So
 nothing of a key is sent while anything older of it waits, whatever is on its way from the database at that moment: the
-decision is made when a row arrives, not when its statement was sent, and nothing has to be given back to the table.
+decision is made when a row arrives, not when its statement was sent, and nothing has to be returned to the table.
 
-*How many shards* (`Spread`). A shard that gets one record at a time wakes its threads, asks its broker and commits
-its purge for that one record; eight such shards cost a small machine four times what one costs that sees eight
-records at a time. So keys with nothing under way go to the first `active` shards only, chosen among them by the key's
-hash: one shard while little is unsettled, as many as the cores can carry when there is a backlog. The number grows at
-once and shrinks by one at a time.
+*How many shards* (`Spread`). A shard that gets one record at a time wakes its threads, calls its broker and commits its
+purge for that one record; on a small machine, eight such shards cost four times as much as a single shard that gets
+eight records at a time. So keys with nothing under way go only to the first `active` shards, chosen by the key's hash:
+one shard while little is unsettled, as many as the cores can support when there is a backlog. The number grows
+immediately and shrinks by one at a time.
 
-*Order.* A key with anything unsettled stays with its shard, whatever the hash says (`ledger`), and so does a deferred
-key; no key is ever in two shards. Rows deferred behind a shard are known by id alone: while there are any, the number
-of shards in use stays, so that what is read behind them finds its way into the same queue.
+*Order.* A key with anything unsettled stays with its shard, whatever its hash (`ledger`), and so does a deferred key;
+no key is ever in two shards. Rows deferred behind a shard are known by id alone: while there are any, the number of
+shards in use does not change, so that rows read later join the same queue.
 
-`ShardFlows` holds what is known of each shard.
+`ShardFlows` holds the state of each shard.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from harvester.relay.core.ledger import Ledger, Row
 
 @dataclass(slots=True, eq=False)
 class ShardFlow:
-    """What is known of one shard: whether it takes rows. `surplus`: rows sent since its pipe was full.
+    """Flow state of one shard. `surplus`: rows sent since its pipe was full.
 
-    `opening`: it has yet to find out what its predecessor has published (exactly-once mode).
+    `opening`: it has yet to find out what its predecessor published (exactly-once mode).
     """
 
     ready: bool = False
@@ -43,10 +43,10 @@ class ShardFlow:
 
 
 class ShardFlows(list[ShardFlow]):
-    """One for each shard, by its index. One thread only."""
+    """One per shard, by index. One thread only."""
 
     def __init__(self, shards: int, send_buffer: int) -> None:
-        """`send_buffer`: how many rows a shard whose pipe is full is sent all the same."""
+        """`send_buffer`: how many rows a shard is sent even though its pipe is full."""
         super().__init__(ShardFlow() for _ in range(shards))
         self._send_buffer = send_buffer
 
@@ -55,7 +55,7 @@ class ShardFlows(list[ShardFlow]):
         return state.ready and not state.opening and (not state.congested or state.surplus < self._send_buffer)
 
     def all_take(self) -> bool:
-        """Whether rows may be sent to every shard, and none of their pipes is full."""
+        """Whether every shard accepts rows and no pipe is full."""
         return all(state.ready and not (state.opening or state.congested) for state in self)
 
     def congested(self, index: int) -> None:
@@ -75,15 +75,16 @@ class Spread:
     """The number of shards in use. One thread only."""
 
     def __init__(self, shards: int, unsettled: int, records: int, most: int) -> None:
-        """Of so many shards, and records that may be unsettled at all; a further shard for each `records` of them.
+        """`shards` and `unsettled` are the limits; each further `records` unsettled records are worth one more shard.
 
-        As many as there may be, `most` at the most, from half of the bound on at the latest. `records` 0: always all.
+        At most `most` shards are used, all of those from half of the `unsettled` limit on. `records` 0: always all
+        shards.
         """
         self._shards, self._unsettled, self._records, self._most = shards, unsettled, records, most
         self.active = shards if not records else 1
 
     def wanted(self, unsettled: int) -> int:
-        """How many shards so many unsettled records are worth."""
+        """How many shards this many unsettled records are worth."""
         if not self._records:
             return self._shards
         usable = max(1, min(self._shards, self._most))
@@ -94,7 +95,7 @@ class Spread:
         self.active = max(self.active, self.wanted(unsettled))
 
     def shrink(self, unsettled: int) -> None:
-        """Time has passed: a little fewer, if that is enough."""
+        """Time has passed: use one shard fewer if that is enough."""
         self.active = max(self.active - 1, self.wanted(unsettled))
 
     def resize(self, shards: int) -> None:
@@ -108,7 +109,7 @@ class Part:
 
     ids: tuple[int, ...]
     name: KeyOrId | None  # None: the queue of the shard
-    shard: int  # -1: of no queue, a look has found these
+    shard: int  # -1: found by a look, in no queue
     stamp: int
 
 
@@ -116,24 +117,26 @@ Taken = dict[int, list[Row]]  # rows to send, by shard
 
 
 class Dispatcher:
-    """Sorts what statements bring. Rows to be sent are in the ledger from here on. One thread only."""
+    """Sorts the results of statements. Rows to be sent are in the ledger from here on. One thread only."""
 
     def __init__(self, ledger: Ledger, deferred: DeferredRows, shards: ShardFlows, spread: Spread) -> None:
         self._ledger, self._deferred, self._flows, self._spread = ledger, deferred, shards, spread
         self._takes = shards.takes
-        self.crowded = 0  # rows of this result for whose keys there was no room
+        self.crowded = 0  # rows of this result whose keys found no room
         self._now = 0.0
-        self._kept = 0  # places in flight that are not for this result
+        self._kept = 0  # places in flight reserved for other results
         self._stalled = False
-        self._per_key = 0  # with so many rows of a key under way, further ones wait
+        self._per_key = 0  # with this many rows of a key under way, further ones wait
 
     def begin(self, now: float, kept: int, *, stalled: bool) -> None:
-        """A result is here. `kept`: places in flight of fetches under way; `stalled`: the window stands."""
+        """A result has arrived. `kept`: places in flight reserved for fetches under way; `stalled`: the window makes no
+        progress.
+        """
         self._now, self._kept, self._stalled, self.crowded = now, kept, stalled, 0
         self._per_key = 1 if stalled else self._ledger.bounds.per_key
 
     def marked(self, rows: Sequence[Row]) -> Taken:
-        """What a mark has brought. Where nothing waits, and all shards take rows, in one go as far as there is room."""
+        """Sort the rows of a mark. If nothing waits and all shards accept rows, all that fit are taken at once."""
         ledger, shards, deferred = self._ledger, self._flows, self._deferred
         new = ledger.unknown(rows)
         if not deferred.by_shard:
@@ -144,13 +147,13 @@ class Dispatcher:
             silent = [index for index in range(len(shards)) if not ledger.unsettled_of(index)]
             taken = ledger.add_rows(new, self._spread.active, ledger.room() - self._kept)
             for index in silent:
-                shards[index].heard_at = self._now  # it had nothing to say until now
+                shards[index].heard_at = self._now  # it had nothing to report until now
         for row in new[sum(map(len, taken.values())) :]:
             self._take(row, taken)
         return taken
 
     def fetched(self, parts: Sequence[Part], rows: Sequence[Row]) -> Taken:
-        """What a fetch of these parts has brought. What is missing has left the table, by whomever."""
+        """Sort the rows of a fetch. Missing rows have left the table, whoever deleted them."""
         by_id = {row[0]: row for row in rows}
         taken: Taken = {}
         for part in parts:
@@ -170,7 +173,7 @@ class Dispatcher:
         return self._place_of(key, shard_of(key, 0, self._spread.active))
 
     def _take(self, row: Row, taken: Taken) -> None:
-        """A row that is new."""
+        """Place a row that is new."""
         record_id, key, _ = row
         deferred = self._deferred
         home = shard_of(key, record_id, self._spread.active)
@@ -182,11 +185,11 @@ class Dispatcher:
         elif index == home or key is None or self._takes(index):
             self._pass_on(row, index, taken)
         else:
-            self._defer(key, index, record_id)  # behind the shard nobody would know that it has to go there
+            self._defer(key, index, record_id)  # in the shard's queue, nothing would say that it belongs there
             deferred.wake((key,))
 
     def _place_of(self, key: bytes | None, home: int) -> int:
-        """The shard that has anything of this key, or else the one it goes to when nothing is under way."""
+        """The shard that has anything of this key, otherwise its default shard."""
         if key is None:
             return home
         index = self._ledger.shard_of_key(key)
@@ -196,13 +199,13 @@ class Dispatcher:
         return queue.shard if queue is not None else home
 
     def _defer(self, name: KeyOrId, index: int, record_id: int) -> None:
-        """Let a row wait for others of its key, or for room."""
+        """Let a row wait for earlier rows of its key, or for room."""
         if isinstance(name, bytes):
             self._ledger.watched.add(name)
         self._deferred.defer(name, index, record_id)
 
     def _pass_on(self, row: Row, index: int, taken: Taken) -> None:
-        """Send a row that is new and has no older one of its shard before it, or let it wait for its shard or key."""
+        """Send a new row that has no older row of its shard ahead of it, or defer it behind its shard or key."""
         record_id, key, _ = row
         if not self._takes(index):
             self._deferred.defer_behind_shard(index, record_id)
@@ -217,13 +220,13 @@ class Dispatcher:
             self._send(row, index, taken)
 
     def _is_enough(self, key: bytes) -> bool:
-        """Whether further rows of this key wait by their ids."""
+        """Whether further rows of this key are remembered by id only."""
         return key in self._deferred.by_key or self._ledger.count_of(key) >= self._per_key
 
     def _is_crowded(self, key: bytes | None) -> bool:
-        """Whether this row's key is not in flight, and may not become so: a mark has brought more keys than expected.
+        """Whether this row's key is not in flight and must not be yet: a mark has brought more keys than expected.
 
-        What a fetch under way has to bring keeps its places.
+        Places reserved for a fetch under way are kept for it.
         """
         if key is not None and self._ledger.count_of(key):
             return False
@@ -232,14 +235,14 @@ class Dispatcher:
     def _take_from_key(self, part: Part, name: KeyOrId, rows: Sequence[Row], taken: Taken) -> None:
         queue = self._deferred.by_key[name]
         if queue.stamp != part.stamp or not self._takes(part.shard):
-            # Something older was given back meanwhile, or the shard takes nothing: not now.
+            # Something older was given back in the meantime, or the shard accepts nothing: not now.
             queue.tried = False
             self._deferred.give_back(name, [row[0] for row in rows])
         else:
             for row in self._ledger.unknown(rows):
                 self._send(row, part.shard, taken)
             if queue.tried and not rows:
-                self._deferred.unpark(queue)  # what was to be tried has left the table
+                self._deferred.unpark(queue)  # the row to be tried has left the table
         self._deferred.fetched(name)
         if name not in self._deferred.by_key and isinstance(name, bytes):
             self._ledger.watched.discard(name)
@@ -251,7 +254,7 @@ class Dispatcher:
 
     def _send(self, row: Row, index: int, taken: Taken) -> None:
         if not self._ledger.unsettled_of(index):
-            self._flows[index].heard_at = self._now  # it had nothing to say until now
+            self._flows[index].heard_at = self._now  # it had nothing to report until now
         self._flows[index].surplus += 1
         self._ledger.add(row[0], row[1], index)
         taken.setdefault(index, []).append(row)

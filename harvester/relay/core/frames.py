@@ -1,15 +1,15 @@
 """Frames: the messages between supervisor and shards, and their bytes on the pipe. Pure.
 
-The *epoch* counts remarks (take-overs, drains and stops included). Both directions of a pipe keep order, so a shard
-that has read `Remark(n)` sees nothing of an epoch below n, and a supervisor that has read `Remarked(n)` hears nothing
-about one, except acknowledgements of what was on the wire.
+The *epoch* counts remarks (including take-overs, drains and stops). Both directions of a pipe preserve order, so a
+shard that has read `Remark(n)` sees nothing of an epoch below n, and a supervisor that has read `Remarked(n)` receives
+nothing about one, except acknowledgements of what was on the wire.
 
-*Bytes.* A frame is a 4-byte big-endian length and that many bytes: one letter for the kind, then the body. The two
-kinds that travel per record, `Dispatch` and `Settled`, are packed binary; everything rare is JSON. Rows in a
-`Dispatch` are the tuples of `COPY … (FORMAT BINARY)` untouched: the shard decodes them.
+*Bytes.* A frame is a 4-byte big-endian length followed by that many bytes: one letter for the kind, then the body. The
+two kinds sent per record, `Dispatch` and `Settled`, are packed binary; all rare kinds are JSON. Rows in a `Dispatch`
+are the unchanged tuples of `COPY … (FORMAT BINARY)`: the shard decodes them.
 
-*Types.* A dataclass takes any value for any field, and the wrong one would surface far from the pipe. So what arrives
-is compared with the annotations: an unknown, missing or mistyped field raises ValueError.
+*Types.* A dataclass accepts any value for any field, and a wrong one would only surface far from the pipe. So arriving
+values are checked against the annotations: an unknown, missing or mistyped field raises ValueError.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from harvester.errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Rows to publish, in id order. `low_water`: every id below is settled, and none can appear there (P25)."""
+    """Rows to publish, in id order. `low_water`: every id below it is settled, and none can appear there (P25)."""
 
     epoch: int
     rows: bytes
@@ -39,11 +39,11 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Drop what is queued, answer with what is still on the wire, go on under this term.
+    """Drop what is queued, reply with what is still on the wire, continue under this term.
 
-    `term` and `holder` fence the shard's quarantine statements; both None: no leader, nothing may be produced.
-    `server` is the database server that the term was taken on; None: not known, or not to be compared. `incarnation`
-    is the outbox's; `lanes` how many there are to be fenced, by `shards` shards (exactly-once mode).
+    `term` and `holder` fence the shard's quarantine statements; if both are None, nobody leads and nothing may be
+    produced. `server` is the database server on which the term was taken; None: unknown, or not to be compared.
+    `incarnation` is the outbox's; `lanes` is how many must be fenced, by `shards` shards (exactly-once mode).
     """
 
     epoch: int
@@ -57,7 +57,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class ParkAcknowledged:
-    """This record is parked; no older frame of its key can follow (P5)."""
+    """The supervisor has recorded this record as parked; no older frame of its key can follow (P5)."""
 
     epoch: int
     record_id: int
@@ -65,9 +65,9 @@ class ParkAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What new connections log in with from now on; those that are open stay. All of it secret.
+    """Credentials for new connections; open connections are kept. All fields are secret.
 
-    `user` and `password` are Kafka's (SASL); an empty user changes nothing there.
+    `user` and `password` are Kafka's (SASL); an empty user leaves Kafka's credentials unchanged.
     """
 
     dsn: str = field(repr=False)
@@ -77,7 +77,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Produce nothing more, finish the wire, purge, exit."""
+    """Produce nothing more, finish what is on the wire, purge, exit."""
 
     within_s: float
 
@@ -87,14 +87,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Connected to the database, its producer made."""
+    """Connected to the database; the producer exists."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The commit of these ids' purge (or quarantine) has come back (P1, P2)."""
+    """The purge (or quarantine) of these ids has committed (P1, P2)."""
 
     ids: Sequence[int]
 
@@ -103,7 +103,7 @@ class Settled:
 class Remarked:
     """Queues are empty; exactly these ids are on the wire or unpurged.
 
-    `in_doubt`: among what is given up was something that had been sent, and may arrive yet.
+    `in_doubt`: something that was given up had been sent and may still arrive.
     """
 
     epoch: int
@@ -115,7 +115,7 @@ class Remarked:
 class Parked:
     """`record_id` is to be tried again after `wait_s`; it and `given_back` were dropped here.
 
-    `held`: by policy it will be tried for ever.
+    `held`: the policy is to retry it forever.
     """
 
     epoch: int
@@ -129,14 +129,14 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """This record failed, and what was sent of it may still arrive (P36). What follows is said in a frame after it."""
+    """This record failed, and what was sent of it may still arrive (P36). A later frame says what happens to it."""
 
     record_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Dropped on arrival, because their key was parked meanwhile."""
+    """Dropped on arrival, because a record of their key was parked in the meantime."""
 
     epoch: int
     ids: Sequence[int]
@@ -144,9 +144,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Of any epoch: these were not sent for lack of trust or a leader; forget them.
+    """Of any epoch: these were not sent, because trust or a leader was missing; forget them.
 
-    `in_doubt`: something of them had been sent before, and may arrive yet.
+    `in_doubt`: something of them had been sent before and may still arrive.
     """
 
     ids: Sequence[int]
@@ -155,7 +155,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class FateUnknown:
-    """Nobody can tell whether these were published; they are to be marked again."""
+    """It is unknown whether these were published; they must be marked again."""
 
     epoch: int
     ids: Sequence[int]
@@ -164,7 +164,7 @@ class FateUnknown:
 
 @dataclass(frozen=True, slots=True)
 class QueueTimedOut:
-    """This record was queued for longer than queue_timeout without any progress."""
+    """This record was queued for longer than queue_timeout without any progress of its key."""
 
     epoch: int
     record_id: int
@@ -173,7 +173,7 @@ class QueueTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """This record went to quarantine (its `Settled` is sent as well)."""
+    """This record was quarantined (its `Settled` is sent as well)."""
 
     record_id: int
     error: str
@@ -189,7 +189,7 @@ class Poisoned:
 
 @dataclass(frozen=True, slots=True)
 class ShardSession:
-    """Its database session; `started` as pg_stat_activity.backend_start prints it (P7)."""
+    """The shard's database session; `started` is pg_stat_activity.backend_start as printed (P7)."""
 
     pid: int
     started: str
@@ -197,21 +197,21 @@ class ShardSession:
 
 @dataclass(frozen=True, slots=True)
 class ShardServerChanged:
-    """Its database server is not the one it was (P9); it purges nothing more."""
+    """The shard's database server is not the previous one (P9); it purges nothing more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class IdsGivenAgain:
-    """Another record stands under the id of one that was published (P50); it purges nothing more."""
+    """Another record has the id of a published one (P50); the shard purges nothing more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """At most once a second: gauges, counters since start, latency buckets since the last."""
+    """At most once a second: gauges, counters since start, latency buckets since the last frame."""
 
     queued: int
     in_flight: int
@@ -221,7 +221,7 @@ class Stats:
     errors: int
     quarantined: int
     latency: str = ""  # harvester.telemetry.latency.Histogram.pack() in hex
-    stored: int = 0  # values that were put away
+    stored: int = 0  # values that were stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What this shard waits for, in words; None when that is over."""
+    """What this shard is waiting for, in words; None when that is over."""
 
     text: str | None
 
@@ -269,7 +269,7 @@ _Check = Callable[[object], bool]
 
 
 def checked(kind: Any, values: object) -> dict[str, Any]:
-    """The arguments for `kind`, a dataclass, from what a JSON text held."""
+    """The arguments for the dataclass `kind`, from parsed JSON."""
     if type(values) is not dict:
         raise ValueError("not an object")
     checks, required = _rules(kind)
@@ -282,7 +282,7 @@ def checked(kind: Any, values: object) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """Half a surrogate pair passes JSON and breaks whoever prints or stores it."""
+    """Replaces lone surrogates, which pass JSON and break printing and storing."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -325,7 +325,7 @@ _LENGTH = struct.Struct(">I")
 _DISPATCH = struct.Struct(">cIq")
 _NO_LOW_WATER = -(2**63)
 MAX_FRAME_BYTES = 1 << 30
-MAX_ANSWER_BYTES = 1 << 26  # from a shard: ids, figures and texts only
+MAX_ANSWER_BYTES = 1 << 26  # from a shard: ids, numbers and texts only
 
 _RARE: dict[bytes, type[Any]] = {
     b"m": Remark,
@@ -353,7 +353,7 @@ _LETTER = {kind: letter for letter, kind in _RARE.items()}
 
 
 def encode(frame: Frame) -> bytes:
-    """The frame with its length in front, ready for a pipe."""
+    """The frame with its length prefix, ready for a pipe."""
     if type(frame) is Dispatch:
         low = _NO_LOW_WATER if frame.low_water is None else frame.low_water
         return _LENGTH.pack(_DISPATCH.size + len(frame.rows)) + _DISPATCH.pack(b"D", frame.epoch, low) + frame.rows
@@ -366,7 +366,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(body: bytes) -> Frame:
-    """A frame from its bytes without the length; raises WireError on anything that is none."""
+    """A frame from its bytes without the length; raises WireError if they are not a frame."""
     letter = body[:1]
     try:
         if letter == b"D":
@@ -380,21 +380,21 @@ def decode(body: bytes) -> Frame:
         frame: Frame = kind(**checked(kind, json.loads(body[1:])))
     except (KeyError, ValueError, TypeError, struct.error, RecursionError) as error:
         raise WireError(
-            f"{len(body)} bytes on a pipe are no frame (first byte {letter!r})",
-            hint="supervisor and shards must be of one version; restart the harvester",
+            f"{len(body)} bytes on a pipe are not a frame (first byte {letter!r})",
+            hint="supervisor and shards must run the same version; restart the harvester",
         ) from error
     return frame
 
 
 class Splitter:
-    """Cuts a stream of bytes back into frames; keeps what is incomplete."""
+    """Splits a byte stream into frames; keeps an incomplete one."""
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._pending = bytearray()
         self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield every frame that is complete now; raises WireError when the stream is no stream of frames."""
+        """Yield every frame that is complete now; raises WireError if the stream does not consist of frames."""
         pending = self._pending
         pending += data
         at, end = 0, len(pending)
@@ -404,7 +404,7 @@ class Splitter:
                 if length > self._max_bytes or length == 0:
                     raise WireError(
                         f"a frame of {length} bytes was announced on a pipe",
-                        hint="supervisor and shards must be of one version; restart the harvester",
+                        hint="supervisor and shards must run the same version; restart the harvester",
                     )
                 if end - at - 4 < length:
                     break

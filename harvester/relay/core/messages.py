@@ -1,4 +1,4 @@
-"""Commands of the state machine, performed by the supervisor in their order, and reports of the marker. Values only."""
+"""Commands of the state machine, which the supervisor performs in order, and reports of the marker. Values only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class TakeTerm:
-    """Raise the term in the database and name `holder` in it (P8); end the sessions of the predecessor first (P7).
+    """Raise the term in the database with `holder` in it (P8); first end the predecessor's sessions (P7).
 
     `lost`: how many terms in a row were lost to others although the group trusted this process (P37).
     """
@@ -30,7 +30,7 @@ class TakeTerm:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTerm:
-    """Nothing of this term is on the wire or unpurged any more: say so in the database."""
+    """Nothing of this term is on the wire or unpurged any more: record that in the database."""
 
     term: int
     holder: UUID
@@ -38,11 +38,11 @@ class ReleaseTerm:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Go on with the scan under this leader id, or begin it if the id is new; take up to `limit` rows.
+    """Continue the scan under this leader id, or start it if the id is new; take up to `limit` rows.
 
-    `idle` counts the empty marks before this one: the marker waits longer each time, or until it is woken. `rested`:
-    the last one took all there was, so there is no haste. `is_proof`: when there is nothing, find out why; not between
-    rows that trickle in.
+    `idle` counts the preceding empty marks: the marker waits longer each time, or until it is woken. `rested`: the last
+    mark took everything there was, so there is no hurry. `is_proof`: if there is nothing, find out why; not used
+    between rows that trickle in.
     """
 
     number: int
@@ -53,7 +53,7 @@ class Mark:
     idle: int = 0
     rested: bool = False
     is_proof: bool = True
-    kept: tuple[int, ...] = ()  # on the wire since before the last remark: a mark that writes leaves them alone
+    kept: tuple[int, ...] = ()  # on the wire since before the last remark: a writing mark leaves them alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Name every id in the table that the scan has passed."""
+    """Read every id in the table that the scan has passed."""
 
     number: int
     term: int
@@ -75,7 +75,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class SaveBookmark:
-    """Keep in the term row where the scan of the next leader id may begin (P38)."""
+    """Save in the term row where the scan of the next leader id may begin (P38)."""
 
     term: int
     holder: UUID
@@ -84,7 +84,7 @@ class SaveBookmark:
 
 @dataclass(frozen=True, slots=True)
 class OpenTrust:
-    """Let the shards produce for as long as the member proves that this process leads."""
+    """Let the shards produce for as long as the group member proves that this process leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class CloseTrust:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End this shard with SIGKILL. Its death is reported as any other; `own_fault`: it counts as a crash."""
+    """End this shard with SIGKILL. Its death is reported like any other; `own_fault`: it counts as a crash."""
 
     shard: int
     reason: str
@@ -103,7 +103,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """There are this many shards from now on: start what is missing, end what is too many. Nothing is unsettled."""
+    """Change to this many shards: start missing ones, end surplus ones. Nothing is unsettled."""
 
     shards: int
 
@@ -115,12 +115,12 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing is unsettled any more: the drain that was asked for is complete."""
+    """Nothing is unsettled any more: the requested drain is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """A mark that left nothing out found no row, and nothing is unsettled: the outbox is empty."""
+    """A complete mark found no row, and nothing is unsettled: the outbox is empty."""
 
 
 Command = (
@@ -143,10 +143,10 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class TermTaken:
-    """The term row of `server` names `holder` under `term`. `went_back`: the row, or the ids, had gone back (P9).
+    """The term row of `server` names `holder` under `term`. `went_back`: the row or the ids had gone back (P9).
 
-    `lanes`: how many there are to be fenced (exactly-once mode). `in_doubt`: the term before was at least once and was
-    not released.
+    `lanes`: how many must be fenced (exactly-once mode). `in_doubt`: the previous term was at-least-once and was not
+    released.
     """
 
     holder: UUID
@@ -160,14 +160,14 @@ class TermTaken:
 
 @dataclass(frozen=True, slots=True)
 class TermGone:
-    """The term row names somebody else, or could not be taken because trust was over."""
+    """The term row names another holder, or could not be taken because trust had expired."""
 
     holder: UUID
 
 
 @dataclass(frozen=True, slots=True)
 class TermWanted:
-    """Somebody asks for the term, to have it on loan (P32)."""
+    """Another process asks to borrow the term (P32)."""
 
     holder: UUID
     by: str
@@ -175,9 +175,9 @@ class TermWanted:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A mark's rows, by id. `floor`: no row can appear below it any more; None: not known.
+    """A mark's rows, in id order. `floor`: no row can appear below it any more; None: unknown.
 
-    `bookmark`: how far the scan has come, settled or not; only now and then.
+    `bookmark`: how far the scan has come, settled or not; set only occasionally.
     """
 
     number: int
@@ -188,7 +188,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A fetch's rows, by id."""
+    """A fetch's rows, in id order."""
 
     number: int
     rows: list[Row]
@@ -196,7 +196,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Every id of the table that the scan has passed."""
+    """Every id in the table that the scan has passed."""
 
     number: int
     ids: list[int]
@@ -212,33 +212,33 @@ class StatementFailed:
 
 @dataclass(frozen=True, slots=True)
 class ServerChanged:
-    """The session is with another database than the one that the term was taken on (P9)."""
+    """The session is with a different database from the one on which the term was taken (P9)."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ScanRestarted:
-    """The scan begins anew, and how far it had come means nothing: a crash of the server may have taken ids back."""
+    """The scan starts over, and its previous position is void: a crash of the server may have undone given-out ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTrouble:
-    """What the loop waits for; None when it is over."""
+    """What the loop is waiting for; None when that is over."""
 
     text: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class TermWait:
-    """What taking the term waits for, by design or because a lane cannot be opened; None when it is over."""
+    """What taking the term is waiting for, by design or because a lane cannot be opened; None when that is over."""
 
     text: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class LoopDied:
-    """The loop ended by an error that nobody foresaw."""
+    """The loop ended with an unexpected error."""
 
     error: Exception
 

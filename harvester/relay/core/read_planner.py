@@ -1,25 +1,25 @@
-"""Plans what the database is asked for next: marks, fetches of rows that wait, looks at the whole table. Pure.
+"""Plans the next statements: marks, fetches of deferred rows, looks at the whole table. Pure.
 
-Theory. Three kinds of statement read rows, performed one after the other on one session:
+Theory. Three kinds of statement read rows; they are executed one after the other on one session:
 
-- a *mark* goes on from where the last one ended (`scan`): it passes every row once under one leader id, in id order,
-  late commits included (P4);
-- a *fetch* reads by id rows that had to wait (`deferred`);
-- a *look* reads all ids, in case any was passed over.
+- a *mark* continues where the last one ended (`scan`): under one leader id it passes every row once, in id order,
+  including late commits (P4);
+- a *fetch* reads deferred rows by id (`deferred`);
+- a *look* reads all ids, in case any row was missed.
 
-Up to two marks and one fetch are under way, so that the database works while the supervisor does. Marks, deferred
-keys and deferred shards take turns where room is short: keys that are tried again and again, however many, must not
-keep the rest from flowing. `dispatcher` decides where the rows go that they bring.
+Up to two marks and one fetch are under way, so that the database and the supervisor work at the same time. When room is
+short, marks, deferred keys and deferred shards take turns: keys that are retried again and again, however many, must
+not block the rest. `dispatcher` decides where the returned rows go.
 
-*Flow control* (`FlowControl`). Marks are bounded by the room in the ledger, fetches by room and by key. Rows that wait
-have no share in any bound but their number and, far away, the sum of their ids: then marks pause until some are gone.
-The room has two parts: keys in flight, and rows in all. Keys whose first record does not get on (its partition is away,
-its row is locked) could fill the second part with what is queued behind them. When it stays full and little is settled,
-only the first part counts: one row of a key is sent, further ones are deferred.
+*Flow control* (`FlowControl`). Marks are limited by the room in the ledger, fetches by that room and per key. Deferred
+rows count towards no limit other than their number and, far away, the sum of their ids: beyond it, marks pause until
+some are gone. The room has two parts: keys in flight, and rows in total. Keys whose first record makes no progress (its
+partition is unavailable, its row is locked) could fill the second part with what is queued behind them. When that part
+stays full and little is settled, only the first part counts: one row per key is sent, further ones are deferred.
 
-*Estimates* (`MarkEstimate`). A mark names a number of rows; what has to be bounded are the keys in flight (I3) and the
-memory that rows take. Both are learnt from the last marks, as means that forget. A wrong estimate breaks nothing:
-rows for whose keys there is no room are deferred, and the next estimate is higher.
+*Estimates* (`MarkEstimate`). A mark is requested as a number of rows, but the limits apply to the keys in flight (I3)
+and the memory that rows take. Both are estimated from recent marks, as decaying means. A wrong estimate breaks nothing:
+rows whose keys find no room are deferred, and the next estimate is higher.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from harvester.relay.core.dispatcher import Dispatcher, Part, ShardFlows, Spread
 from harvester.relay.core.ledger import Ledger, Row
 from harvester.relay.core.messages import Fetch, Look, Mark
 
-_WEIGHT = 0.3  # of the last mark
+_WEIGHT = 0.3  # weight of the last mark
 _LEAST_SHARE = 0.02
 _MARGIN = 1.25
-_MOST_BYTES = 1 << 28  # of rows that are unsettled or asked for
-_FIRST_ROWS = 100  # while nothing is known of their size
+_MOST_BYTES = 1 << 28  # of rows that are unsettled or requested
+_FIRST_ROWS = 100  # while their size is unknown
 
 
 class MarkEstimate:
-    """How many keys, and bytes, a mark will bring. One thread only."""
+    """Estimates how many keys, and bytes, a mark will bring. One thread only."""
 
     def __init__(self) -> None:
-        self._share = 1.0  # of rows whose key was not in flight
+        self._share = 1.0  # fraction of rows whose key was not in flight
         self._row_bytes = 0.0
 
     def learn(self, rows: Sequence[Row], new_keys: int) -> None:
-        """A mark has brought these rows, with keys that were not in flight (or would not have fitted)."""
+        """A mark has brought these rows, with this many keys that were not in flight (or would not have fitted)."""
         if not rows:
             return
         self._share += (max(new_keys / len(rows), _LEAST_SHARE) - self._share) * _WEIGHT
@@ -57,15 +57,15 @@ class MarkEstimate:
         self._row_bytes += (row_bytes - self._row_bytes) * (_WEIGHT if self._row_bytes else 1.0)
 
     def rows(self, keys: int) -> int:
-        """How many rows may be asked for where there is room for so many keys."""
+        """How many rows may be requested when there is room for this many keys."""
         return int(keys / self._expected) if self._row_bytes else min(_FIRST_ROWS, keys)
 
     def keys(self, rows: int) -> int:
-        """For how many keys so many rows need room."""
+        """How many keys need room for this many rows."""
         return math.ceil(rows * self._expected)
 
     def bound(self, rows: int) -> int:
-        """So many rows, or as many as there is memory for."""
+        """This many rows, or as many as there is memory for."""
         return min(rows, max(1, int(_MOST_BYTES / self._row_bytes))) if self._row_bytes else rows
 
     @property
@@ -75,7 +75,7 @@ class MarkEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`rows`: how many it can bring; `keys`: how many places in flight are kept for them."""
+    """`rows`: the most it can return; `keys`: places in flight reserved for them."""
 
     asked: Mark | Fetch | Look
     rows: int = 0
@@ -84,7 +84,7 @@ class Statement:
 
 
 class Statements:
-    """Those that were asked for and have no result yet. One thread only."""
+    """Statements that were requested and have no result yet. One thread only."""
 
     def __init__(self) -> None:
         self.under_way: dict[int, Statement] = {}
@@ -111,12 +111,12 @@ class Statements:
         return any(isinstance(statement.asked, Fetch) for statement in self.under_way.values())
 
     def kept(self) -> tuple[int, int]:
-        """For how many keys, and rows in all, places are kept."""
+        """The number of keys, and of rows in total, for which places are reserved."""
         statements = self.under_way.values()
         return sum(statement.keys for statement in statements), sum(statement.rows for statement in statements)
 
     def kept_for_fetches(self) -> int:
-        """For how many keys of fetches: what a mark brings beyond expectation does not get these places."""
+        """The number of keys reserved for fetches: surplus keys of a mark do not get these places."""
         return sum(s.keys for s in self.under_way.values() if isinstance(s.asked, Fetch))
 
     def parts(self) -> Iterator[Part]:
@@ -131,10 +131,11 @@ _STALL_S = 1.0
 
 
 class FlowControl:
-    """How much may be asked for. `batch`: rows that a statement may bring at all. One thread only.
+    """How much may be requested. `batch`: the most rows a statement may bring. One thread only.
 
-    A backlog is drained by larger statements than a steady load needs: the batch doubles with each mark that fills it,
-    up to `MOST_GROWTH` times the setting, and is the setting again after one that finds fewer rows than it asks for.
+    A backlog is drained with larger statements than a steady load needs: the batch doubles with each mark that fills
+    it, up to `MOST_GROWTH` times the setting, and returns to the setting after one that finds fewer rows than
+    requested.
     """
 
     def __init__(self, batch: int, ledger: Ledger, deferred: DeferredRows, statements: Statements) -> None:
@@ -146,22 +147,22 @@ class FlowControl:
         self._settled_then = 0
 
     def marked(self, rows: int, limit: int) -> None:
-        """A mark that asked for up to `limit` rows has brought so many."""
+        """A mark that requested up to `limit` rows has brought this many."""
         if rows < limit:
             self.batch = self._setting
         elif limit >= self.batch:
             self.batch = min(2 * self.batch, MOST_GROWTH * self._setting)
 
     def is_full(self) -> bool:
-        """Whether so much waits that nothing more is read."""
+        """Whether so many rows wait that nothing more is read."""
         return len(self._deferred.by_key) >= MAX_DEFERRED_KEYS or self._deferred.rows >= MAX_DEFERRED_ROWS
 
     def least(self) -> int:
-        """Room for fewer rows is not worth a mark."""
+        """Room for fewer rows than this is not worth a mark."""
         return max(1, min(self.batch, self._ledger.bounds.in_flight // 4))
 
     def free(self) -> tuple[int, int]:
-        """For how many more keys, and rows in all, statements may be asked for."""
+        """For how many more keys, and rows in total, statements may be requested."""
         ledger = self._ledger
         kept_keys, kept_rows = self._statements.kept()
         keys = ledger.room() - kept_keys
@@ -174,7 +175,7 @@ class FlowControl:
         return min(self.batch, rows, MAX_DEFERRED_ROWS - self._deferred.rows, self.expected.rows(keys))
 
     def watch(self, now: float) -> None:
-        """Time has passed: see whether the window is full of rows that stand."""
+        """Time has passed: check whether the window is full of rows that make no progress."""
         ledger = self._ledger
         if ledger.room_behind() >= self.least():
             self.forget()
@@ -185,7 +186,7 @@ class FlowControl:
             self._full_since, self._settled_then = now, ledger.settled_total
 
     def forget(self) -> None:
-        """The window is not full, or nothing is known of what is behind it."""
+        """The window is not full, or what is behind it is unknown."""
         self.stalled, self._full_since = False, None
 
 
@@ -193,7 +194,7 @@ MARKS_UNDER_WAY = 2
 
 
 class ReadPlanner:
-    """Plans statements and sorts their results. Owns all that reading is planned by but the ledger. One thread only."""
+    """Plans statements and sorts their results. Owns all state of reading except the ledger. One thread only."""
 
     def __init__(self, batch: int, send_buffer: int, ledger: Ledger, shards: int, spread: Spread) -> None:
         self._ledger, self._spread = ledger, spread
@@ -202,45 +203,44 @@ class ReadPlanner:
         self.statements = Statements()
         self.dispatcher = Dispatcher(ledger, self.deferred, self.shards, spread)
         self._flow = FlowControl(batch, ledger, self.deferred, self.statements)
-        self._found: list[int] = []  # seen by a look at the whole table and by no scan: to be fetched
-        self._proven = False  # the last mark was empty, and for no other reason than that there was nothing
-        self._starved = False  # fetches took what room there was, and no mark could be asked for
-        self._passed_by = False  # deferred keys took what room there was, and others could have been fetched
-        self._idle = 0  # empty marks in a row
+        self._found: list[int] = []  # seen by a look at the whole table but by no scan: to be fetched
+        self._proven = False  # the last mark was empty because there was nothing
+        self._starved = False  # fetches took all the room, and no mark could be requested
+        self._passed_by = False  # deferred keys took all the room, although other queues could have been fetched
+        self._idle = 0  # consecutive empty marks
         self._more = False  # the last result was full
-        self._rested = False  # it was not: the table had no more
+        self._rested = False  # the last result was not full: the table had no more
         self._kept: set[int] = set()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is known that would have to be sent, and the last mark proves that there is nothing else."""
+        """Whether no known row remains to be sent, and the last mark proves that there are no others."""
         known = len(self._ledger) or self.deferred.rows or self._found or len(self.statements)
         return self._proven and not known
 
     def lowest(self) -> int | None:
-        """The lowest id that was read and is not settled; None: there is none."""
+        """The lowest id that was read and is not settled; None if there is none."""
         parts = [part.ids[0] for part in self.statements.parts() if part.ids]
         return min([*self._ledger.ids, *self.deferred.firsts(), *self._found[:1], *parts], default=None)
 
     def begin(self) -> None:
-        """A new leader id: what is marked from now on starts from the bookmark again.
+        """A new leader id: marks start from the bookmark again.
 
-        What is in the ledger now has been on the wire since before, under an older leader id, and marks that write
-        leave it alone: the ledger would skip these rows, but the statement would lock and rewrite what shards are
-        deleting.
+        What is in the ledger now has been on the wire since an older leader id, and writing marks leave it alone: the
+        ledger would skip these rows, but the statement would lock and rewrite what shards are deleting.
         """
         self._idle, self._more, self._rested = 0, False, False
         self._kept = set(self._ledger.ids)
         self._forget_deferred()
 
     def abandon(self) -> None:
-        """The results of all statements under way are discarded whole (P4), and what waits is forgotten."""
+        """Discard the results of all statements under way (P4), and forget deferred rows."""
         for number in self.statements.abandon():
             self._ledger.done(number)
         self._forget_deferred()
 
     def _forget_deferred(self) -> None:
-        """Nothing waits any more: nobody's turn has been missed, and what a look found is found again."""
+        """Nothing waits any more: no turn was missed, and what a look has found will be found again."""
         self._starved = self._passed_by = False
         self._found.clear()
         self._flow.forget()
@@ -248,7 +248,7 @@ class ReadPlanner:
         self._ledger.watched.clear()
 
     def watch(self, now: float) -> None:
-        """Time has passed: see whether fewer shards would do, and whether the window is full of rows that stand."""
+        """Time has passed: check whether fewer shards would do, and whether the window makes no progress."""
         if not self.deferred.by_shard:
             self._spread.shrink(len(self._ledger))
         self._flow.watch(now)
@@ -267,7 +267,7 @@ class ReadPlanner:
         return asked
 
     def look(self, term: int, holder: UUID) -> Look:
-        """Read all ids of the table: nothing may have been passed over."""
+        """Read all ids of the table, to make sure that nothing was missed."""
         look = Look(self._ledger.sent(), term, holder)
         self.statements.add(look)
         return look
@@ -323,7 +323,7 @@ class ReadPlanner:
                 room -= len(part.ids)
                 parts.append(part)
             elif count:
-                put_back.append(name)  # its shard takes nothing; looked at again with the next change
+                put_back.append(name)  # its shard accepts nothing; looked at again at the next change
         if not self._passed_by:
             room -= self._fetch_of_shards(room, parts)
         deferred.wake(put_back)
@@ -341,7 +341,7 @@ class ReadPlanner:
         return self._flow.least() if its_turn else 0
 
     def _fetch_of_shards(self, room: int, parts: list[Part]) -> int:
-        """What no key waits for: deferred shards, and what a look has found. Returns how much of the room it takes."""
+        """Rows that wait for no key: deferred shards, and what a look has found. Returns how much room this takes."""
         left = room
         for index, queue in self.deferred.by_shard.items():
             if left > 0 and self.shards.takes(index):
@@ -365,7 +365,7 @@ class ReadPlanner:
                 return 0
             if not queue.tried:
                 return 1
-            self.deferred.unpark(queue)  # what was tried has left the key's way
+            self.deferred.unpark(queue)  # the row that was tried no longer blocks the key
         bounds = self._ledger.bounds
         if self._flow.stalled:
             return 0 if under_way else 1
@@ -378,13 +378,13 @@ class ReadPlanner:
     # -- results
 
     def marked(self, number: int, rows: Sequence[Row], now: float) -> Taken:
-        """Sort a mark's rows, which come by id. Rows to be sent are in the ledger from here on."""
+        """Sort a mark's rows, which come in id order. Rows to be sent are in the ledger from here on."""
         mark = self._end(number, now).asked
         assert isinstance(mark, Mark)
         in_flight = self._ledger.in_flight
         taken = self.dispatcher.marked(rows)
         self._flow.expected.learn(rows, self._ledger.in_flight - in_flight + self.dispatcher.crowded)
-        self._ledger.done(number)  # not before: until then the ledger remembers what was settled meanwhile (P3)
+        self._ledger.done(number)  # only now: until here the ledger remembers what was settled in the meantime (P3)
         self._idle = 0 if rows else self._idle + 1
         self._more = len(rows) >= mark.limit
         self._flow.marked(len(rows), mark.limit)
@@ -393,14 +393,14 @@ class ReadPlanner:
         return taken
 
     def fetched(self, number: int, rows: Sequence[Row], now: float) -> Taken:
-        """Sort a fetch's rows. What is missing has left the table, by whomever."""
+        """Sort a fetch's rows. Missing rows have left the table, whoever deleted them."""
         taken = self.dispatcher.fetched(self._end(number, now).parts, rows)
         self._ledger.done(number)
         self._idle = 0
         return taken
 
     def looked(self, number: int, ids: Iterable[int]) -> int:
-        """Compare all ids of the table with what is known. Returns how many nobody knew of; they are fetched."""
+        """Compare all ids of the table with the known ones. Returns how many were unknown; they are fetched."""
         self.statements.end(number)
         waits = self.deferred.ids()
         for part in self.statements.parts():
@@ -418,23 +418,23 @@ class ReadPlanner:
     # -- failures
 
     def park(self, name: KeyOrId, shard: int, ids: Sequence[int], not_before: float, held: bool) -> None:
-        """A record failed and will be tried again then; `ids` are it and what stood behind it."""
+        """A record failed and will be retried at `not_before`; `ids` are the record and those behind it."""
         self._ledger.give_back(ids)
         if isinstance(name, bytes):
             self._ledger.watched.add(name)
         self.deferred.park(name, shard, ids, not_before, held)
 
     def is_parked(self, name: KeyOrId) -> bool:
-        """Whether rows of this key may come back without having been sent."""
+        """Whether rows of this key may be returned unsent."""
         return name in self.deferred.by_key
 
     def give_back(self, name: KeyOrId, ids: Iterable[int]) -> None:
-        """Rows that reached their shard behind a parked one come back."""
+        """Rows that reached their shard behind a parked record are returned."""
         self.deferred.give_back(name, self._ledger.give_back(ids))
 
     # -- the number of shards
 
     def resize(self, shards: int) -> None:
-        """There are this many shards now; nothing is unsettled and nothing under way."""
+        """The number of shards has changed; nothing is unsettled or under way."""
         self._spread.resize(shards)
         self.shards.resize(shards)

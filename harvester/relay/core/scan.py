@@ -1,38 +1,38 @@
 """How far the leader has read the outbox, what may still appear below, and what is settled for good. Pure.
 
-Theory (P4, P10, P38). Ids are given out before transactions commit, so a row can appear below one that was read
-already. The scan therefore remembers the *gaps*: ids it passed without having seen a row. Every mark reads, in one
-snapshot and in the order of ids, the rows that have appeared in gaps and then those above the highest id read (`high`).
-That is the same as reading from the head and leaving out what was seen, so nothing that is in the table can be passed
-over; but it costs what is new, not what is there, however many dead or waiting rows lie at the head.
+Theory (P4, P10, P38). Ids are given out before transactions commit, so a row can appear below one that has already been
+read. The scan therefore remembers the *gaps*: ids it passed without seeing a row. Every mark reads, in one snapshot and
+in id order, the rows that have appeared in gaps and then those above the highest id read (`high`). This is equivalent
+to reading from the head and skipping what was seen, so no row in the table can be missed; but its cost depends on what
+is new, however many dead or waiting rows there are at the head.
 
     gap: FRESH ──locks listed──▶ WAITING for holders ──all gone──▶ LAST LOOK ──a mark still lacks it──▶ closed
                                   │  ▲
              a mark has looked ───▼  │── a holder is gone
                                  RESTING: no mark looks at it
 
-*Closing.* A gap closes, and with it the *floor* rises, only when nobody can fill it any more. `nextval` takes no
+*Closing.* A gap closes, and the *floor* rises with it, only when nobody can fill it any more. `nextval` takes no
 transaction id, so transaction ids prove nothing here; but whoever inserts holds a RowExclusiveLock on the table from
-before `nextval` until after the commit is visible. So: read the sequence, list the holders (prepared transactions too),
-wait until each of them is gone, then look once more, in a *later* snapshot. Whether the gap was seen before or after
-that list does not matter: its ids were given out before. Ids that were fetched apart from an INSERT, or given out from
-a cache, escape that; `init` refuses caches, and a look at the whole table now and then finds the rest. Ids that the
-sequence has yet to give out are never closed, whatever higher id somebody has written by hand.
+before `nextval` until after the commit is visible. So: read the sequence, list the holders (including prepared
+transactions), wait until each of them is gone, then look once more, in a *later* snapshot. Whether the gap was seen
+before or after that list does not matter: its ids were given out before. This does not cover ids fetched outside an
+INSERT or given out from a cache; `init` refuses caches, and an occasional look at the whole table finds the rest. Ids
+that the sequence has yet to give out are never closed, whatever higher id somebody has inserted explicitly.
 
-*Resting.* A transaction that stays open for hours holds every gap open that arose meanwhile. Once a mark has looked at
-such a gap after the list, only its holders can fill it, and none of them can while the transaction id it has is in
-progress for the mark's own snapshot. So a mark leaves these gaps out and names their holders' transaction ids instead
-(`watched`): it reads nothing if one of them is over, since what that one wrote may have to come first. Then its gaps
-are woken and the mark is repeated. A holder that has no transaction id yet keeps its gaps awake.
+*Resting.* A transaction that stays open for hours keeps open every gap that arises in the meantime. Once a mark has
+looked at such a gap after the list, only its holders can fill it, and none of them can while its transaction id is in
+progress for the mark's own snapshot. So marks leave these gaps out and name their holders' transaction ids instead
+(`watched`): a mark reads nothing if one of them is over, since the rows of that transaction may have to come first. Its
+gaps are then woken and the mark is repeated. A holder without a transaction id keeps its gaps awake.
 
-Beyond a number of resting gaps, neighbours are joined. Rows that lie between them may come back once more when the
-range is looked at; whoever takes them knows them.
+Beyond a certain number of resting gaps, neighbours are joined. Rows between them may be returned once more when the
+joined range is read; the receiver already knows them.
 
-A mark that was cut off by its limit has not looked above its last row: gaps up there stay as they are.
+A mark that was cut off by its limit has not looked above its last row: gaps above it stay as they are.
 
 *The low watermark* (`LowWatermark`, P25) is the id below which everything is settled and nothing can appear any more:
-the lower one of the floor and of what was read and is not settled. With it goes the bookmark from which the next
-leader id may read on (P38). The marker owns the scan, the state machine the low watermark.
+the lower of the floor and the lowest id that was read and is not settled. It comes with the bookmark from which the
+next leader id may continue (P38). The marker owns the scan, the state machine the low watermark.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 LOWEST = -(2**63)
-_WIDE = 100  # ids, that cost a look at so many dead rows
+_WIDE = 100  # ids; a look at such a gap may read this many dead rows
 
 Range = tuple[int, int]  # both ends included
 
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """A place to read on from: all up to `high` has left the table for good and nothing can appear there any more,
-    but for the ranges in `open`, which ascend.
+    """A position to continue from: everything up to `high` has left the table for good and nothing can appear there any
+    more, except in the ranges in `open`, which ascend.
     """
 
     high: int
     open: tuple[Range, ...] = ()
 
     def below(self, unsettled: int | None) -> Bookmark:
-        """The part below the lowest id that was read and is not settled; None: there is none."""
+        """The part below `unsettled`, the lowest id that was read and is not settled; None if there is none."""
         if unsettled is None or unsettled > self.high:
             return self
         return Bookmark(unsettled - 1, _up_to(unsettled - 1, self.open))
@@ -65,13 +65,13 @@ class Bookmark:
 
 @dataclass(slots=True, eq=False)
 class IdGap:
-    """Ids from `low` to `high`, both included. `holders` None: no list of the locks says yet who can fill it."""
+    """Ids from `low` to `high`, both included. `holders` None: no list of locks yet shows who can fill it."""
 
     low: int
     high: int
     holders: frozenset[str] | None = None
-    looked: bool = False  # a mark has looked at it since that list, or since one of them went
-    lists: int = 0  # that it has survived
+    looked: bool = False  # a mark has looked at it since that list, or since a holder ended
+    lists: int = 0  # lists of locks that it has outlasted
 
     @property
     def is_wide(self) -> bool:
@@ -79,22 +79,22 @@ class IdGap:
 
 
 class Scan:
-    """The place of one leader id in the outbox. One thread only."""
+    """The position of one leader id in the outbox. One thread only."""
 
     def __init__(self, *, ranges: int = 1_000, awake: int = 20, young: int = 10) -> None:
-        """`ranges`: how many gaps may rest, and ranges be in a bookmark.
+        """`ranges`: how many gaps may rest, and how many ranges a bookmark may have.
 
-        The `awake` newest narrow gaps of those that could rest do not until they have survived `young` lists of the
-        locks: most transactions end soon, and a mark that is held back costs more than one that looks at a few gaps.
+        Of the narrow gaps that could rest, the `awake` newest stay awake until they have outlasted `young` lists of the
+        locks: most transactions end soon, and a repeated mark costs more than one that looks at a few gaps.
         """
         self._ranges, self._awake, self._young = ranges, awake, young
         self.high: int | None = None
-        self.gaps: list[IdGap] = []  # marks look at these
+        self.gaps: list[IdGap] = []  # gaps that marks look at
         self.resting: list[IdGap] = []
-        self.watched: tuple[int, ...] = ()  # ids of the transactions that resting gaps wait for
+        self.watched: tuple[int, ...] = ()  # transaction ids that resting gaps wait for
         self._last_value: int | None = None  # of the sequence, when the locks were last listed
-        self._holders: dict[str, int | None] | None = None  # and their transaction ids
-        self._found_none = False  # the last mark did
+        self._holders: dict[str, int | None] | None = None  # the holders listed then, with their transaction ids
+        self._found_none = False  # whether the last mark found no rows
 
     @property
     def floor(self) -> int | None:
@@ -108,7 +108,9 @@ class Scan:
         return self._holders is not None
 
     def restart(self, bookmark: Bookmark | None = None) -> None:
-        """From a bookmark, or the head: at a take-over, a new leader id, a new connection, a restarted sequence."""
+        """Start from a bookmark or the head: after a take-over, a new leader id, a new connection, a restarted
+        sequence.
+        """
         self.high = None if bookmark is None else bookmark.high
         self.gaps = [] if bookmark is None else [IdGap(low, high) for low, high in bookmark.open]
         self.resting, self.watched = [], ()
@@ -116,7 +118,9 @@ class Scan:
         self._found_none = False
 
     def bookmark(self) -> Bookmark | None:
-        """This place, as if all that was read were settled. None without a sequence, or before the locks are listed."""
+        """The current position, as if everything read were settled. None without a sequence, or before the locks are
+        listed.
+        """
         if self.high is None or self._last_value is None:
             return None
         high = min(self.high, self._last_value)
@@ -124,11 +128,11 @@ class Scan:
         return Bookmark(high, tuple(_joined(_up_to(high, ranges), self._ranges)))
 
     def ranges(self) -> list[Range]:
-        """What to look at below `high`, ascending."""
+        """The ranges to look at below `high`, ascending."""
         return [(gap.low, gap.high) for gap in self.gaps]
 
     def passed_over(self, ids: Iterable[int]) -> list[int]:
-        """Those of the ids in the table that no mark will find. Resting gaps in which there are any are woken."""
+        """The given table ids that no mark will find. Resting gaps that contain any are woken."""
         found = []
         for record_id in ids:
             if (gap := _gap_of(record_id, self.resting)) is not None:
@@ -139,10 +143,10 @@ class Scan:
         return found
 
     def read(self, ids: Sequence[int], limit: int, *, writes: bool = False) -> None:
-        """A mark returned these, ascending; as many as `limit` means that it may have been cut off.
+        """A mark returned these ids, ascending; `limit` of them means that it may have been cut off.
 
-        A mark that writes can lose rows that it chose, when they were deleted while it waited for their locks: it may
-        have been cut off although it returned fewer, unless it came to rows above `high`, or to none twice in a row.
+        A writing mark can lose rows that it chose, if they were deleted while it waited for their locks: it may have
+        been cut off although it returned fewer, unless it reached rows above `high`, or none twice in a row.
         """
         reached = ids[-1] if ids else None
         cut_off = len(ids) >= limit
@@ -163,13 +167,13 @@ class Scan:
             self._regroup()
 
     def listed(self, holders: Mapping[str, int | None], last_value: int | None) -> None:
-        """Who holds a RowExclusiveLock on the table, with the id of each transaction that has one; asked between marks.
+        """Who holds a RowExclusiveLock on the table, with each transaction's id if it has one; asked between marks.
 
         `last_value` is the last id given out, read before the locks; None: there is no sequence. Ids above it are still
-        to be given out, however high an id was once written by hand: a gap never closes there.
+        to be given out, whatever higher id was once inserted explicitly: a gap never closes there.
         """
         known = self._holders or {}
-        # One that is just ending may be seen without its transaction id.
+        # A holder that is just ending may be listed without its transaction id.
         self._holders = {name: known.get(name) if number is None else number for name, number in holders.items()}
         self._last_value, everyone = last_value, frozenset(holders)
         gaps: list[IdGap] = []
@@ -186,7 +190,7 @@ class Scan:
         self._regroup()
 
     def ended(self, transactions: Iterable[int]) -> None:
-        """These ids of transactions are over: what they left open is to be looked at."""
+        """These transactions are over: the gaps that they kept open must be looked at."""
         numbers = set(transactions)
         over = {name for name, number in (self._holders or {}).items() if number in numbers}
         for gap in (*self.gaps, *self.resting):
@@ -196,7 +200,7 @@ class Scan:
         self._regroup()
 
     def _split(self, gap: IdGap) -> list[IdGap]:
-        """The part of a gap that was given out, and the one that is still to be."""
+        """Split a gap into the part that was given out and the part that was not yet."""
         last = self._last_value
         if last is None or gap.high <= last:
             return [gap]
@@ -204,7 +208,9 @@ class Scan:
         return [to_come] if gap.low > last else [IdGap(gap.low, last, gap.holders, gap.looked), to_come]
 
     def _fill(self, ids: Sequence[int], looked_to: int) -> None:
-        """Rows have appeared in gaps; gaps that were waiting for this look, and lie in what was looked at, close."""
+        """Rows have appeared in gaps; gaps that were waiting for this look and lie in the range looked at are
+        closed.
+        """
         kept: list[IdGap] = []
         at = 0
         for gap in self.gaps:
@@ -226,7 +232,7 @@ class Scan:
         self.gaps = kept
 
     def _pass(self, ids: Sequence[int]) -> None:
-        """Rows above `high`: what lies between them is a gap."""
+        """Rows above `high`: the ids between them form gaps."""
         assert self.high is not None
         previous = self.high
         for record_id in ids:
@@ -236,14 +242,14 @@ class Scan:
         self.high = previous
 
     def _pass_empty(self, last_value: int) -> None:
-        """Nothing is above `high`: what was given out there is a gap as well."""
+        """Nothing is above `high`: the ids given out there form a gap as well."""
         assert self.high is not None
         if last_value > self.high:
             self._see(self.high + 1, last_value)
             self.high = last_value
 
     def _see(self, low: int, high: int) -> None:
-        """A gap. As far as its ids were given out before the locks were listed, this mark was a look after that."""
+        """Add a gap. For ids given out before the locks were listed, this mark counts as the look after that list."""
         for gap in self._split(IdGap(low, high)):
             if self._holders is not None and (self._last_value is None or gap.high <= self._last_value):
                 gap.holders, gap.looked = frozenset(self._holders), True
@@ -251,7 +257,7 @@ class Scan:
                 self.gaps.append(gap)
 
     def _regroup(self) -> None:
-        """Let gaps rest that may, wake those that are to be looked at again, and see that they do not become many."""
+        """Let gaps rest if they may, wake those that must be looked at again, and keep their number small."""
         numbers = self._holders or {}
         nameless = {name for name, number in numbers.items() if number is None}
         awake: list[IdGap] = []
@@ -285,7 +291,7 @@ def _up_to(high: int, ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def _seams(ranges: Sequence[Range], most: int) -> set[int]:
-    """Where neighbours have to be joined for half of `most` to be left, by the place of the second: the nearest."""
+    """Where to join neighbours so that half of `most` are left: the closest pairs, by the index of the second."""
     if len(ranges) <= most:
         return set()
     nearest = sorted(range(1, len(ranges)), key=lambda at: ranges[at][0] - ranges[at - 1][1])
@@ -304,7 +310,7 @@ def _joined(ranges: Sequence[Range], most: int) -> list[Range]:
 
 
 def _joined_gaps(gaps: Sequence[IdGap], most: int) -> list[IdGap]:
-    """What can fill a joined range is whoever can fill a part of it."""
+    """A joined range can be filled by whoever can fill a part of it."""
     seams = _seams([(gap.low, gap.high) for gap in gaps], most)
     joined: list[IdGap] = []
     for at, gap in enumerate(gaps):
@@ -318,22 +324,22 @@ def _joined_gaps(gaps: Sequence[IdGap], most: int) -> list[IdGap]:
 
 _LOOK_S = 1.0
 _SAVE_S = 10.0
-_SAVE_IDS = 50_000  # so many ids further a bookmark is worth another version of the term row
+_SAVE_IDS = 50_000  # after this many ids, a bookmark is worth another version of the term row
 
 
 class LowWatermark:
-    """What is settled for good. It stays so, over remarks and terms of one incarnation. One thread only."""
+    """What is settled for good. It remains so across remarks and terms of one incarnation. One thread only."""
 
     def __init__(self) -> None:
         self.known: int | None = None
-        self.bookmark: Bookmark | None = None  # below it everything is settled
+        self.bookmark: Bookmark | None = None  # everything below it is settled
         self._floor: int | None = None  # as of the last mark: no row can appear below it any more
         self._read: Bookmark | None = None  # as of a mark of this leader id, settled or not
         self._look_at = self._save_at = 0.0
         self._saved: Bookmark | None = None
 
     def begin(self) -> None:
-        """A new leader id: what was read and not settled is forgotten, so how far the last one came means nothing."""
+        """A new leader id: what was read and not settled is forgotten, so the old scan's position is void."""
         self._floor = self._read = None
 
     def forget(self) -> None:
@@ -341,12 +347,12 @@ class LowWatermark:
         self.known = self.bookmark = self._saved = None
 
     def read(self, floor: int | None, bookmark: Bookmark | None) -> None:
-        """A mark has come so far; its rows are known."""
+        """A mark has come this far; its rows are known."""
         self._floor = floor
         self._read = bookmark or self._read
 
     def look(self, now: float, lowest: Callable[[], int | None]) -> None:
-        """Time has passed: raise it, if it is time to. `lowest`: the lowest id that was read and is not settled."""
+        """Time has passed: raise it if due. `lowest`: the lowest id that was read and is not settled."""
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
@@ -359,7 +365,7 @@ class LowWatermark:
             self.bookmark = self._read.below(unsettled)
 
     def to_save(self, now: float) -> Bookmark | None:
-        """The bookmark, if it has gone far enough since it was last saved."""
+        """The bookmark, if it has advanced far enough since it was last saved."""
         bookmark, saved = self.bookmark, self._saved
         if bookmark is None or now < self._save_at or (saved and bookmark.high < saved.high + _SAVE_IDS):
             return None
@@ -367,7 +373,7 @@ class LowWatermark:
         return self.last()
 
     def last(self) -> Bookmark | None:
-        """The bookmark, if it is another one than was last saved."""
+        """The bookmark, if it differs from the last saved one."""
         if self.bookmark == self._saved:
             return None
         self._saved = self.bookmark

@@ -9,34 +9,33 @@ Theory. One leadership runs through these phases:
      └──fence (from anywhere)                 └──drain──▶ DRAINING ──nothing unsettled──▶ IDLE
 
 *Epoch.* Every change that drops what is queued (take-over, remark, drain, fence) raises the epoch and broadcasts
-`Remark` to all living shards. Each answers with exactly the ids it still has on the wire; those stay in the ledger,
-everything else is forgotten. Nothing is marked until all have answered (P5), and then under a new leader id, so that
-every forgotten row is found again from a bookmark. What is on the wire is awaited, never repeated (I8). Shards that
-do not answer are killed.
+`Remark` to all living shards. Each replies with exactly the ids it still has on the wire; those stay in the ledger,
+everything else is forgotten. Nothing is marked until all have replied (P5), and then under a new leader id, so that
+every forgotten row is found again from a bookmark. What is on the wire is awaited, never repeated (I8). Shards that do
+not reply are killed.
 
-*News.* Whatever is heard of rows is checked against phase and epoch first: what belongs to an older epoch says
-nothing about what is known now. Then read planner and ledger are told, and the machine goes on, or remarks what
-cannot be accounted for. Every method and function returns the commands to perform, in order.
+*Reports.* Every report about rows is first checked against phase and epoch: a report of an older epoch says nothing
+about what is known now. Then read planner and ledger are updated, and the machine continues, or remarks what cannot be
+accounted for. Every method and function returns the commands to perform, in order.
 
-*Exactly once.* A shard answers a remark only when it has fenced its lane under the new term and has purged what its
-predecessor had committed. So a take-over waits for every shard, those that are being started included (P19), however
-long their answer takes as long as they give a sign of life; and while we lead, the ids of a dead shard stay in the
-ledger until its successor has answered (P21). Rows are bounded, not keys: nothing waits for another record of its
-key.
+*Exactly once.* A shard replies to a remark only when it has fenced its lane under the new term and has purged what its
+predecessor had committed. So a take-over waits for every shard, including those being started (P19), for as long as
+they show signs of life; and while we lead, the ids of a dead shard stay in the ledger until its successor has replied
+(P21). Rows are limited, not keys: nothing waits for another record of its key.
 
-*Another server* (P9). When the database is not the one that the term was taken on, or has gone back in time, nothing
-known of its rows holds any more, and a purge still to be done could hit a new row under an old id: all shards are
-killed, whatever they hold, and the term is taken anew. That repeats records rather than lose one.
+*Another server* (P9). If the database is not the one on which the term was taken, or has gone back in time, nothing
+known about its rows holds any more, and a pending purge could hit a new row under an old id: all shards are killed,
+whatever they hold, and the term is taken again. This repeats records rather than losing one.
 
 *Paused.* A paused leader stays in REMARKING: what was queued has been given back, what is on the wire is awaited, and
-no statement is asked for, since that takes LEADING. It keeps its term and its trust, and can be drained, fenced,
-scaled and deposed. A standby that is paused comes to REMARKING, not to LEADING, when it has taken the term. To resume
-is to go on from there, under a new leader id.
+no statement is issued, since that requires LEADING. It keeps its term and its trust, and can be drained, fenced, scaled
+and deposed. A paused standby that takes the term enters REMARKING instead of LEADING. Resuming continues from there,
+under a new leader id.
 
-*Without trust.* Trust may expire some time before the fence comes, and shards then drop whatever they are given. The
-first rows that a shard drops lead to one remark, which waits in REMARKING after the shards have answered: a new mark
-would only fetch rows that are dropped again. Each tick checks trust. Once it is valid again, the remark goes on; a
-fence ends it as it ends any other.
+*Without trust.* Trust may expire some time before the fence arrives, and shards then drop whatever they are given. The
+first rows that a shard drops cause one remark, which waits in REMARKING after the shards have replied: a new mark would
+only fetch rows that are dropped again. Each tick checks trust. Once it is valid again, the remark continues; a fence
+ends it like any other.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ class StateMachine:
         self.new_id = new_id
         self.phase = LeadershipPhase.IDLE
         self.epoch = 0
-        self.paused = False  # by whoever operates it, leading or not
-        self.untrusted = False  # a shard dropped rows, and no tick has seen trust since
+        self.paused = False  # by the operator, leading or not
+        self.untrusted = False  # a shard dropped rows, and no tick has seen valid trust since
         self.tenure = Tenure()
         bounds = settings.bounds
         self.ledger = Ledger(bounds, pipelined=settings.exactly_once)
@@ -104,17 +103,17 @@ class StateMachine:
     # -- remarks
 
     def remark(self, reason: str, now: float) -> list[m.Command]:
-        """Drop what is queued everywhere, and mark again under a new leader id."""
+        """Drop everything queued, and mark again under a new leader id."""
         if self.phase not in (LeadershipPhase.LEADING, LeadershipPhase.REMARKING):
             return self.proceed(now)
         self.planner.abandon()
         if self.phase is LeadershipPhase.LEADING:
-            self._reason = reason  # the first cause says more than what follows from it
+            self._reason = reason  # the first cause says more than its consequences
         self.phase = LeadershipPhase.REMARKING
         return [*self.broadcast(now), *self.proceed(now)]
 
     def pause(self, now: float) -> list[m.Command]:
-        """Mark nothing until `resume`, now or when this process comes to lead."""
+        """Mark nothing until `resume`, now or after a later take-over."""
         self.paused = True
         return self.remark("paused", now) if self.phase is LeadershipPhase.LEADING else []
 
@@ -127,7 +126,7 @@ class StateMachine:
     def remarked(
         self, shard: int, epoch: int, on_the_wire: Sequence[int], now: float, in_doubt: bool = False
     ) -> list[m.Command]:
-        """A shard's answer to `Remark`. `in_doubt`: what it gave up may still arrive."""
+        """A shard's reply to `Remark`. `in_doubt`: what it gave up may still arrive."""
         self.heard(shard, now)
         if in_doubt:
             self.doubt.arise(now)
@@ -138,36 +137,36 @@ class StateMachine:
         lost = self.ledger.keep_only(shard, on_the_wire)
         if (
             lost and self.phase is LeadershipPhase.LEADING
-        ):  # a successor's answer: what its predecessor had is accounted for
+        ):  # reply of a successor: its predecessor's records are accounted for
             return self.remark(f"shard {shard} was replaced", now)
         return self.proceed(now)
 
     def broadcast(self, now: float) -> list[m.Command]:
-        """Raise the epoch, ask every living shard what it has on the wire."""
+        """Raise the epoch and ask every living shard what it has on the wire."""
         self.epoch += 1
         if self.tenure.told is None:
             self._forget_the_dead()
         ready = {i for i, shard in enumerate(self.planner.shards) if shard.ready}
-        # Of a shard that is being started the answer tells that its lane is fenced.
+        # A reply of a shard that is being started says that its lane is fenced.
         self._replies.begin(range(len(self.planner.shards)) if self._fences_all else ready, now)
         return [m.Send(i, self._remark_frame()) for i in sorted(ready)]
 
     def _forget_the_dead(self) -> None:
-        """Nobody leads: what a dead shard had is for the next leader to find out, and nothing waits for it here."""
+        """Nobody leads: the next leader finds out what a dead shard had, and nothing waits for it here."""
         for index, shard in enumerate(self.planner.shards):
             if not shard.ready and self.ledger.keep_only(index, ()):
                 self.doubt.keep_term()
 
     @property
     def _fences_all(self) -> bool:
-        """Whether every lane has to be fenced before a term can begin."""
+        """Whether every lane must be fenced before a term can begin."""
         return self.settings.exactly_once and self.phase is LeadershipPhase.TAKING and self.tenure.told is not None
 
     def _remark_frame(self) -> Remark:
         return self.tenure.remark(self.epoch, self.settings.shards if self.settings.exactly_once else 0)
 
     def proceed(self, now: float) -> list[m.Command]:
-        """Go on where something was waited for."""
+        """Continue if something was waited for."""
         tenure = self.tenure
         if self.phase is LeadershipPhase.LEADING:
             return self.next_statements(now)
@@ -182,7 +181,7 @@ class StateMachine:
             self._lead(now)
             return [*began, *self.next_statements(now)]
         if self.phase is LeadershipPhase.TAKING and tenure.holder is not None and not tenure.asked:
-            tenure.asked = True  # once: a second one would raise the term under our own feet
+            tenure.asked = True  # once: a second request would raise the term and depose ourselves
             return [m.TakeTerm(tenure.holder, tenure.lost)]
         if (
             self.phase is LeadershipPhase.REMARKING
@@ -219,7 +218,7 @@ class StateMachine:
         self.planner.begin()
 
     def save(self, bookmark: Bookmark | None) -> list[m.Command]:
-        """Keep where the next leader id may begin, while the term is ours."""
+        """Save where the next leader id may begin, while the term is ours."""
         term, holder = self.tenure.term, self.tenure.holder
         return [] if bookmark is None or term is None or holder is None else [m.SaveBookmark(term, holder, bookmark)]
 
@@ -228,9 +227,9 @@ class StateMachine:
     def scale(self, shards: int, deadline: float, now: float) -> list[m.Command]:
         """Change the number of shards (P17): stop marking, drop queues, wait until nothing is unsettled, switch.
 
-        Done when `Resize` is commanded. It is refused when the phase is no longer SCALING without that: because
-        something was still unsettled at the deadline, or a shard that would end has a record in doubt, whose key no
-        other producer may send (P36), or leadership ended, or changed hands at this moment.
+        Done when `Resize` is returned. It was refused if the phase leaves SCALING without that: because something was
+        still unsettled at the deadline, a shard that would end has a record in doubt, whose key no other producer may
+        send (P36), or leadership ended or changed hands in the meantime.
         """
         if self.phase is LeadershipPhase.IDLE and not len(self.ledger):
             return [] if self.ledger.pinned(shards) else [self._resize(shards)]
@@ -249,7 +248,7 @@ class StateMachine:
     # -- shards
 
     def shard_ready(self, shard: int, now: float) -> list[m.Command]:
-        """A new process of this shard can take rows."""
+        """A new process of this shard can accept rows."""
         state = self.planner.shards[shard]
         state.ready, state.congested, state.heard_at = True, False, now
         if self.settings.exactly_once and self.tenure.told is not None:
@@ -258,19 +257,19 @@ class StateMachine:
         return [m.Send(shard, self._remark_frame()), *self.proceed(now)]
 
     def shard_died(self, shard: int, now: float) -> list[m.Command]:
-        """Its process is gone for certain. What it had on the wire may or may not have been published."""
+        """Its process is certainly gone. What it had on the wire may or may not have been published."""
         state = self.planner.shards[shard]
         state.ready = False
         self.ledger.unpin_shard(shard)
         if self._fences_all:
-            return []  # its successor has to fence the lane
+            return []  # its successor must fence the lane
         self._replies.awaited.discard(shard)
         if self.settings.exactly_once and self.phase in (
             LeadershipPhase.LEADING,
             LeadershipPhase.REMARKING,
             LeadershipPhase.SCALING,
         ):
-            return self.proceed(now)  # its successor says what became of its records (P21)
+            return self.proceed(now)  # its successor reports what became of its records (P21)
         lost = self.ledger.keep_only(shard, ())
         if lost:
             self.doubt.arise(now)
@@ -281,12 +280,12 @@ class StateMachine:
         return self.proceed(now)
 
     def congested(self, shard: int) -> None:
-        """Its pipe takes nothing at the moment. No news of a shard that the same step has retired."""
+        """Its pipe accepts nothing at the moment. Ignored for a shard that the same step has retired."""
         if shard < len(self.planner.shards):
             self.planner.shards.congested(shard)
 
     def is_congested(self, shard: int) -> bool:
-        """Whether its pipe was last known to take nothing. A retired one has nothing to take any more."""
+        """Whether its pipe was last known to accept nothing. Never true of a retired shard."""
         return shard < len(self.planner.shards) and self.planner.shards[shard].congested
 
     def uncongested(self, shard: int, now: float) -> list[m.Command]:
@@ -299,14 +298,14 @@ class StateMachine:
     # -- time
 
     def forgive(self, lost_s: float) -> None:
-        """This process did not run for so long; its shards may not have either. Their time starts over."""
+        """This process, and possibly its shards, did not run for this long: their timeouts start over."""
         self._replies.forgive(lost_s)
         self._scale_deadline += lost_s
         for shard in self.planner.shards:
             shard.heard_at += lost_s
 
     def tick(self, now: float, trusted: bool = True) -> list[m.Command]:
-        """Look at the clock: unanswered remarks, silent shards, rows held for too long, a wait for trust.
+        """Check the clock: unanswered remarks, silent shards, rows held for too long, a wait for trust.
 
         `trusted`: shards may produce now.
         """
@@ -329,7 +328,7 @@ class StateMachine:
                 self._look_at = now + self.settings.look_interval_s
                 commands.append(self.planner.look(tenure.term, tenure.holder))
             commands += self.save(self.low_water.to_save(now))
-            commands += self.next_statements(now)  # retries whose time has come
+            commands += self.next_statements(now)  # retries that are due
         return commands
 
     # -- statements
@@ -342,7 +341,7 @@ class StateMachine:
         floor: int | None = None,
         bookmark: Bookmark | None = None,
     ) -> list[m.Command]:
-        """A mark's result, sorted by id. `floor`: no row can appear below it any more; `bookmark`: the scan's."""
+        """A mark's result, in id order. `floor`: no row can appear below it any more; `bookmark`: the scan's."""
         if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
             return []
         self.low_water.read(floor, bookmark)
@@ -357,7 +356,7 @@ class StateMachine:
         return [*self._dispatch(self.planner.fetched(number, rows, now)), *self.next_statements(now)]
 
     def looked(self, number: int, ids: Iterable[int], now: float) -> tuple[int, list[m.Command]]:
-        """All ids that the scan has passed and the table still has. Returns how many nobody knew of, and commands."""
+        """All ids that the scan has passed and the table still has. Returns how many were unknown, and commands."""
         if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
             return 0, []
         return self.planner.looked(number, ids), self.next_statements(now)
@@ -392,7 +391,7 @@ class StateMachine:
         held: bool,
         now: float,
     ) -> list[m.Command]:
-        """A record failed and is to be tried again after `wait_s`: it and what stood behind it wait here (P18)."""
+        """A record failed and is to be retried after `wait_s`: it and those behind it wait here (P18)."""
         self.heard(shard, now)
         self.doubt.arise(now)
         if epoch != self.epoch or record_id not in self.ledger:
@@ -418,18 +417,18 @@ class StateMachine:
             if record_id not in self.ledger:
                 continue
             if key is None or not self.planner.is_parked(key):
-                # Not parked: the shard gave up a record of this key, and takes nothing more of it before a remark.
+                # Not parked: the shard gave up a record of this key, and accepts no more of it before a remark.
                 self.ledger.give_back(ids)
                 return self.remark(f"shard {shard} gave up a record", now)
             self.planner.give_back(key, (record_id,))
         return self.proceed(now)
 
     def dropped(self, shard: int, ids: Sequence[int], now: float, in_doubt: bool = False) -> list[m.Command]:
-        """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark.
+        """A shard did not send these because trust or a leader was missing; while we lead, this requires a remark.
 
         `in_doubt`: something of them had been sent before, and may still arrive.
 
-        The remark goes on when a tick has seen trust: rows that are marked sooner would be dropped again.
+        The remark continues when a tick has seen valid trust: rows marked before that would be dropped again.
         """
         self.heard(shard, now)
         forgotten = self.ledger.give_back(ids)
@@ -443,7 +442,7 @@ class StateMachine:
         return self.proceed(now)
 
     def fate_unknown(self, shard: int, epoch: int, ids: Sequence[int], reason: str, now: float) -> list[m.Command]:
-        """Nobody can tell whether these were published. The shard ends itself; until then the ledger keeps them."""
+        """It is unknown whether these were published. The shard ends itself; until then the ledger keeps them."""
         self.heard(shard, now)
         self.doubt.arise(now)
         if epoch != self.epoch:
@@ -451,7 +450,7 @@ class StateMachine:
         return self.remark(reason, now)
 
     def queue_timed_out(self, shard: int, epoch: int, record_id: int, waited_s: float, now: float) -> list[m.Command]:
-        """A shard has had a record queued for longer than queue_timeout, without any progress of its key."""
+        """A shard has had a record queued for longer than queue_timeout without any progress of its key."""
         self.heard(shard, now)
         if epoch != self.epoch:
             return []
@@ -466,7 +465,7 @@ class StateMachine:
         return [m.CloseTrust(), *self.broadcast(now), *self.proceed(now)]
 
     def lanes_known(self, lanes: int) -> None:
-        """So many lanes exist, in exactly-once mode: each has to be fenced before a term begins."""
+        """The number of lanes in exactly-once mode: each must be fenced before a term begins."""
         self.tenure.lanes = lanes
 
     def term_taken(
@@ -479,12 +478,12 @@ class StateMachine:
         incarnation: UUID | None = None,
         in_doubt: bool = False,
     ) -> list[m.Command]:
-        """The term row of this server names us under this number. `went_back`: it, or its ids, had gone back (P9).
+        """The term row of this server names us under this number. `went_back`: the row or its ids had gone back (P9).
 
-        `in_doubt`: the term before was not released, so what its leader had on the wire may still arrive.
+        `in_doubt`: the previous term was not released, so what its leader had on the wire may still arrive.
 
-        The shards are told, and answer once more: while they knew no term, they gave up what failed on the wire, and
-        their word of that has to be heard before anything behind it is marked (P5).
+        The shards are told, and reply once more: while they knew no term, they gave up what failed on the wire, and
+        that must be known before anything behind it is marked (P5).
         """
         tenure = self.tenure
         if self.phase is not LeadershipPhase.TAKING or holder != tenure.holder or tenure.told is not None:
@@ -494,12 +493,12 @@ class StateMachine:
         changed = tenure.tell(term, server, now) or went_back
         if tenure.is_new(incarnation):
             self.low_water.forget()
-        reason = f"the term was taken on another database than the last one ({server})"
+        reason = f"the term was taken on a different database ({server})"
         kills = self._kill_all(reason) if changed else []
         return [*kills, *self.broadcast(now), *self.proceed(now)]
 
     def term_lost(self, trusted: bool, now: float) -> list[m.Command]:
-        """The term row names somebody else (P8): take over again while trusted, else give up."""
+        """The term row names another holder (P8): take over again while trusted, otherwise give up."""
         if self.phase not in (
             LeadershipPhase.LEADING,
             LeadershipPhase.REMARKING,
@@ -515,7 +514,7 @@ class StateMachine:
         return self.acquire(now)
 
     def fence(self, reason: str, now: float) -> list[m.Command]:
-        """Trust has run out: nothing may be produced, nothing queued survives."""
+        """Trust has expired: nothing may be produced, nothing queued survives."""
         if self.phase in (LeadershipPhase.IDLE, LeadershipPhase.DRAINING):
             return []
         announced = self.tenure.announced
@@ -527,7 +526,7 @@ class StateMachine:
     def drain(self, now: float, trusted: bool = False) -> list[m.Command]:
         """Leadership is to be given up in good order, or the process stops: finish what is on the wire.
 
-        `trusted`: the group's trust stays, only the term is given up (P32), so nothing has to be given up unsent.
+        `trusted`: the group's trust remains and only the term is given up (P32), so nothing has to be dropped unsent.
         """
         if self.phase is LeadershipPhase.DRAINING:
             return []
@@ -539,7 +538,7 @@ class StateMachine:
         return [*saved, *closing, *self.broadcast(now), *self.proceed(now)]
 
     def server_changed(self, reason: str, now: float) -> list[m.Command]:
-        """The database is another one than before (P9): kill all shards, take the term anew."""
+        """The database is not the previous one (P9): kill all shards, take the term again."""
         kills = self._kill_all(reason)
         if self.phase in (LeadershipPhase.IDLE, LeadershipPhase.DRAINING):
             return kills

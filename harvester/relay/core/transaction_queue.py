@@ -1,27 +1,27 @@
 """The records of one shard in exactly-once mode: queue, open transaction, committed. Pure.
 
-Theory. Records are published in the order in which they arrived, many to a transaction, without waiting for each other:
-a transaction is all or nothing, and one follows the other, so the order of a key needs no barrier. A record is
+Theory. Records are published in the order of arrival, many per transaction, without waiting for each other: a
+transaction is all or nothing, and transactions follow each other, so the order of a key needs no barrier. A record is
 
     QUEUED ──take──▶ OPEN ──committed──▶ UNPURGED ──settle──▶ (gone)
        ▲               │
        └────aborted────┘
 
 *Unpurged* records are committed in Kafka, and their DELETE is not known to have committed; every progress record names
-them (P22). After an abort the records of the transaction stand at the head of the queue again, in their order, as if
-nothing had happened. After an outcome that nobody knows they do so too, less those that the lane's progress names.
+them (P22). After an abort the records of the transaction return to the head of the queue in their order, as if nothing
+had happened. The same applies after an unknown outcome, except to records that the lane's progress names.
 
-Failure handling. When brokers refuse a record they refuse its whole batch, innocent records included. All of them
-become *suspects*, of which a transaction takes at most half as many as failed together, until one fails alone: that
-one is at fault. Then, with each transaction of suspects that succeeds, the next takes twice as many. Others flow
-meanwhile, in their order. A record that is at fault is taken out. It goes to quarantine, and what is behind it of its
-key is *held* until it has arrived there: if the shard dies before, the record is sent again, and may be accepted. Or
-it is *parked* with what is behind it, and everything of its key that still arrives is refused until `reopen` (P5, P18).
-A record that timed out before goes *alone*, with little patience: its partition may be away, and nothing else shall
-wait for it.
+Failure handling. When brokers refuse a record they refuse its whole batch, including innocent records. All of them
+become *suspects*; a transaction takes at most half as many of them as failed together, until one fails alone, which is
+then at fault. After that, each transaction of suspects that succeeds lets the next take twice as many. Other records
+continue in their order meanwhile. A record that is at fault is removed. Either it goes to quarantine, and what is
+behind it in its key is *held* until it has arrived there: if the shard dies first, the record is sent again, and may be
+accepted. Or it is *parked* together with what is behind it, and everything of its key that still arrives is refused
+until `reopen` (P5, P18). A record that timed out is sent *alone* next time, with a short timeout: its partition may be
+unavailable, and nothing else should wait for it.
 
-A record that is *oversize* is queued once its value has been put away (`stored`); until then it and what comes behind
-it of its key are held.
+An *oversize* record is queued once its value has been stored (`stored`); until then, it and everything behind it in its
+key are held.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from harvester.record import KafkaRecord, RowVersions
 
 @dataclass(slots=True, eq=False)
 class QueuedRecord:
-    """A record inside a shard; `since` when it was queued, monotonic. `row_sum`: as of `decode`."""
+    """A record inside a shard; `since` when it was queued, monotonic. `row_sum`: see `decode`."""
 
     id: int
     key: bytes | None
@@ -56,8 +56,8 @@ _BY_ID = attrgetter("id")
 class TransactionQueue:
     """The records of a shard, by state. Not thread-safe: the shard holds its lock around every call.
 
-    `most` records go into one transaction, no more once they have `most_bytes`; its progress record names
-    `most_named` at the most, which may change.
+    A transaction takes at most `most` records, and no more once they have `most_bytes`; its progress record names at
+    most `most_named`, which may change.
     """
 
     def __init__(self, most: int, most_named: int, most_bytes: int = 1 << 62) -> None:
@@ -65,20 +65,21 @@ class TransactionQueue:
         self._queue: deque[QueuedRecord] = deque()
         self._open: list[QueuedRecord] = []
         self._unpurged: dict[int, QueuedRecord] = {}
-        self._leaving: dict[int, bytes | None] = {}  # on their way to quarantine, and their keys
-        self._held: dict[bytes, deque[QueuedRecord]] = {}  # key of such a record -> what is behind it, in order
-        self._oversize: dict[bytes | int, QueuedRecord] = {}  # by key, or id without one; what is behind is held, too
-        self._to_store: list[QueuedRecord] = []  # those of them that nobody has been told of
+        self._leaving: dict[int, bytes | None] = {}  # records on their way to quarantine, and their keys
+        self._held: dict[bytes, deque[QueuedRecord]] = {}  # key of such a record -> the records behind it, in order
+        # by key, or by id without one; what is behind is held as well
+        self._oversize: dict[bytes | int, QueuedRecord] = {}
+        self._to_store: list[QueuedRecord] = []  # those not yet returned by `to_store`
         self._refusing: set[bytes] = set()
-        self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has answered
+        self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has replied
         self.put_back = 0  # by the last abort
         self._suspects_at_once = 1
-        self._searching = False  # one of the suspects is at fault, and not found
+        self._searching = False  # one of the suspects is at fault and not yet found
         self._suspects_open = self._open_bytes = 0
 
     @property
     def queued(self) -> int:
-        """Records that are in no transaction yet."""
+        """Records that are not in a transaction yet."""
         return len(self._queue) + len(self._oversize) + sum(map(len, self._held.values()))
 
     @property
@@ -92,15 +93,15 @@ class TransactionQueue:
 
     @property
     def alone(self) -> QueuedRecord | None:
-        """The record that is in the open transaction by itself, because it timed out before."""
+        """The record that is alone in the open transaction because it timed out before."""
         return self._open[0] if self._open and self._open[0].alone else None
 
     def __contains__(self, entry: QueuedRecord) -> bool:
-        """Whether it is queued, and waits for no quarantine."""
+        """Whether it is queued and not held behind a quarantine."""
         return entry in self._queue
 
     def leaving(self) -> list[int]:
-        """Ids that are committed, or go to quarantine, and have perhaps not left the outbox; ascending."""
+        """Ids that are committed or go to quarantine, and may not have left the outbox; ascending."""
         return sorted([*self._unpurged, *self._leaving])
 
     def progress(self) -> RowVersions:
@@ -112,7 +113,7 @@ class TransactionQueue:
         return versions_of([*self._unpurged.values()])
 
     def oldest(self) -> QueuedRecord | None:
-        """The record that has been here longest without being committed, of those that nothing holds."""
+        """The record that has been here longest without being committed, ignoring held ones."""
         if self._open:
             return self._open[0]
         return self._queue[0] if self._queue else None
@@ -128,7 +129,7 @@ class TransactionQueue:
         return True
 
     def offer_oversize(self, entry: QueuedRecord) -> bool:
-        """The same for one that is oversize. A method of its own, since each record comes through the other."""
+        """The same for an oversize record. A separate method, since every record passes through the other."""
         if entry.key in self._refusing:
             return False
         if entry.key in self._held:
@@ -150,13 +151,13 @@ class TransactionQueue:
         return found
 
     def is_oversize(self, entry: QueuedRecord) -> bool:
-        """Whether it still waits for its value to be put away."""
+        """Whether it still waits for its value to be stored."""
         return self._oversize.get(_name(entry)) is entry
 
     def stored(self, entry: QueuedRecord, record: KafkaRecord, now: float) -> None:
-        """The value of an oversize record was put away: it is queued as this one, with what is behind it.
+        """The value of an oversize record was stored: it is queued as `record`, with everything behind it.
 
-        Not ahead of others: older ones of its key may be among them.
+        It goes to the end of the queue, since older records of its key may be in it.
         """
         entry.record, entry.size = record, len(record.value or b"")
         del self._oversize[_name(entry)]
@@ -166,7 +167,7 @@ class TransactionQueue:
         self._offer_again((entry, *held))
 
     def take(self, most: int) -> list[QueuedRecord]:
-        """The next records of the open transaction, at most so many; none: it has all that it may have."""
+        """The next records of the open transaction, at most `most`; none if it is complete."""
         taken: list[QueuedRecord] = []
         if self.alone is not None:
             return taken
@@ -188,17 +189,17 @@ class TransactionQueue:
         return taken
 
     def committed(self) -> list[QueuedRecord]:
-        """The transaction is committed, for certain. Returns its records, which are to be purged."""
+        """The transaction has certainly committed. Returns its records, which are to be purged."""
         entries = self._open
         if self._suspects_open and not self._searching:
-            self._suspects_at_once *= 2  # they were suspected in vain; so may the next be
+            self._suspects_at_once *= 2  # these suspects were innocent; the next may be, too
         for entry in entries:
             self._unpurged[entry.id] = entry
         self._open, self._suspects_open, self._open_bytes = [], 0, 0  # last: other threads count what is in flight
         return entries
 
     def settle(self, ids: Iterable[int]) -> None:
-        """They have left the outbox. Ids that are not here are passed by."""
+        """They have left the outbox. Unknown ids are ignored."""
         for record_id in ids:
             self._unpurged.pop(record_id, None)
             key = self._leaving.pop(record_id, None)
@@ -211,7 +212,7 @@ class TransactionQueue:
     # -- failures
 
     def aborted(self, published: Iterable[int] = ()) -> None:
-        """Nothing of the open transaction is published, but for these ids, whose purge has committed as well."""
+        """Nothing of the open transaction is published, except these ids, whose purge has committed as well."""
         gone = set(published)
         self.settle(gone)
         entries, self._open = self._open, []
@@ -221,7 +222,7 @@ class TransactionQueue:
         self._queue.extendleft(reversed(back))
 
     def suspect(self, failed: Sequence[QueuedRecord]) -> QueuedRecord | None:
-        """These records failed together, and one of them may be at fault: the one that is, if it can be told."""
+        """These records failed together, and one of them may be at fault: returns that one if it can be determined."""
         self._searching = len(failed) > 1
         if not self._searching:
             return failed[0]
@@ -231,16 +232,16 @@ class TransactionQueue:
         return None
 
     def remove(self, entry: QueuedRecord) -> None:
-        """Take a queued record out; it is on its way to quarantine, and its key is held, until it is settled."""
+        """Remove a queued record that is on its way to quarantine; its key is held until it is settled."""
         self._queue.remove(entry)
         self._leaving[entry.id] = key = entry.key
         if key is not None:
             self._held[key] = self._take_out(key)
 
     def give_up(self, record_id: int) -> list[int]:
-        """Quarantine would not have this record: return it, and what is behind it of its key, for the supervisor.
+        """Quarantine was not possible for this record: return it and what is behind it in its key, for the supervisor.
 
-        Nothing more of its key is taken before the queue is dropped.
+        No more records of its key are accepted until the queue is dropped.
         """
         key = self._leaving.pop(record_id, None)
         if key is None:
@@ -249,9 +250,9 @@ class TransactionQueue:
         return [record_id, *(entry.id for entry in self._held.pop(key))]
 
     def park(self, entry: QueuedRecord) -> list[int]:
-        """A queued or oversize record will be sent again by the supervisor's word only: take it out, and its key.
+        """The supervisor decides when a queued or oversize record is sent again: remove it and its key.
 
-        Returns the other ids of its key. It is refused until `reopen`.
+        Returns the other ids of its key, which is refused until `reopen`.
         """
         key = entry.key
         if key is None:
@@ -271,7 +272,7 @@ class TransactionQueue:
         return found
 
     def reopen(self, record_id: int) -> None:
-        """The supervisor knows of this parked record: nothing older of its key can arrive any more."""
+        """The supervisor has recorded this parked record: nothing older of its key can still arrive."""
         key = self._announced.pop(record_id, None)
         if key is not None:
             self._refusing.discard(key)
@@ -297,7 +298,7 @@ class TransactionQueue:
 
 
 def versions_of(entries: list[QueuedRecord]) -> RowVersions:
-    """How progress names them."""
+    """The ids and versions by which progress names them."""
     entries.sort(key=_BY_ID)
     rows = [entry.record for entry in entries]
     versions = [row.xmin for row in rows], [row.created_us for row in rows]

@@ -22,8 +22,8 @@ FENCED = "fenced"
 _LATE, _LATE_NO_MORE = "_MSG_TIMED_OUT", "records that failed: recovered"
 _LOSSES = (
     ("fenced: ", FENCED),
-    ("ended unasked", "shard lost"),
-    ("is killed: ", "shard killed"),
+    ("ended unexpectedly", "shard lost"),
+    ("killed: ", "shard killed"),
     ("what was on the wire did not settle", "drain cut short"),
     (_LATE, "delivery timed out"),
     ("the fate of records", "fate unknown"),

@@ -383,7 +383,7 @@ def test_a_supervisor_that_stands_still_is_told_no_proof_and_forsaken_after_a_se
         assert stage.wait_code() == EXIT_STOOD_STILL
         assert clock_s() >= still_at + 1.9
         stage.still.clear()
-        assert stage.wait_told("fenced") == ("the supervisor stood still for a session",)
+        assert stage.wait_told("fenced") == ("the supervisor did not respond for a whole session",)
         assert [name for name, _ in stage.told].count("trust") == 1
 
 
@@ -545,7 +545,7 @@ def test_a_leader_whose_elector_stands_still_is_fenced_when_its_trust_has_ended(
         eventually(lambda: "fenced" in told.names(), what="the fence")
         assert clock_s() >= told.of("trust")[0][0]
         first = one_elector()
-        assert made.missing() == Missing("the process that holds the place in the group stands still")
+        assert made.missing() == Missing("the process that holds the place in the group does not respond")
         eventually(lambda: not alive(first), what="its end")
         assert "killed" in told.of("client_said")[0][1]
         eventually(lambda: told.names().count("acquired") == 2, what="another one")

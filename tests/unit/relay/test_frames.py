@@ -1,4 +1,4 @@
-"""Frames over a pipe that cuts wherever it likes, and bytes that are no frames."""
+"""Frames over a pipe that cuts wherever it likes, and bytes that are not a frames."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_the_topic_of_the_term_row_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("before", MODES)
-@pytest.mark.parametrize(("progress", "what"), [(ANOTHER, r"another one than before \(two\)"), (None, "is missing")])
+@pytest.mark.parametrize(("progress", "what"), [(ANOTHER, r"a different one \(two\)"), (None, "is missing")])
 def test_another_topic_or_none_is_refused(before: str, progress: ProgressTopic | None, what: str) -> None:
     """Also when terms of at-least-once mode came in between: what was committed before may still be in the outbox."""
     with pytest.raises(SchemaError, match=what) as raised:
