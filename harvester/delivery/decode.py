@@ -1,13 +1,13 @@
 """From the bytes of a row to the record that goes to Kafka. Pure.
 
-Input are tuples of `COPY … (FORMAT BINARY)` with the columns of `harvester.outbox.sql.queries`, in their order: id,
+The input is tuples of `COPY … (FORMAT BINARY)` with the columns of `harvester.outbox.sql.queries`, in their order: id,
 kafka_key, create_time, kafka_partition, xmin, kafka_topic, kafka_header_keys, kafka_header_values, kafka_value. The
-three behind the key are never NULL (the query sees to that), so they lie at a fixed distance; topic and header names
-rarely change and lie together, so that both are remembered under one look-up. A shard does this for every record: it is
-written for few steps, not for beauty.
+three after the key are never NULL (the query ensures that), so they are at fixed offsets; topic and header names rarely
+change and are adjacent, so that both are cached in one look-up. A shard does this for every record: the code is written
+for speed, not for beauty.
 
-A row that can be no record (unequal header arrays, a NULL element, an impossible topic) is Broken: it goes to
-quarantine with the reason, and the others flow. So does a row at which this code fails in a way nobody foresaw.
+A row that is not a valid record (unequal header arrays, a NULL element, an impossible topic) is Broken: it goes to
+quarantine with the reason, and the others continue. So does a row on which this code fails unexpectedly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harvester.errors import UndecodableRecord, WireError
 from harvester.record import KafkaRecord
 
 ROW_HEAD = Struct(">hiqi")  # fields, length of id, id, length of key
-NO_PARTITION = -(2**63)  # what the query says for a row without one
+NO_PARTITION = -(2**63)  # the query's value for a row without one
 _MIDDLE = Struct(">iqiqiIi")  # length and value of create_time, partition and xmin; length of topic
 _INT = Struct(">i")
 _ARRAY = Struct(">iii")  # dimensions, has NULLs, element type
@@ -35,11 +35,11 @@ _POSTGRES_EPOCH_US = 946_684_800_000_000  # 2000-01-01 in microseconds since 197
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _EMPTY: list[tuple[str, bytes]] = []
 
-_new = tuple.__new__  # KafkaRecord(…) takes a detour through a function
+_new = tuple.__new__  # KafkaRecord(…) would call through another function
 
 
 class Broken(NamedTuple):
-    """A row that can be no record, and why."""
+    """A row that is not a valid record, and why."""
 
     id: int
     key: bytes | None
@@ -52,7 +52,7 @@ Decoded = KafkaRecord | Broken
 
 
 class Oversize(NamedTuple):
-    """A record that is too large for Kafka: its value has to be put away before it can be published."""
+    """A record too large for Kafka: its value must be stored before it can be published."""
 
     id: int
     key: bytes | None
@@ -68,7 +68,7 @@ class Oversize(NamedTuple):
 
 
 def set_apart(records: list[Decoded], above: int) -> list[Decoded | Oversize]:
-    """Of these records, those whose key, value and headers take more bytes as Oversize; the others as they are."""
+    """Records whose key, value and headers exceed `above` bytes become Oversize; the others are returned unchanged."""
     return [
         Oversize(record.id, record.key, record)
         if isinstance(record, KafkaRecord) and record.value and size_of(record) > above
@@ -78,15 +78,15 @@ def set_apart(records: list[Decoded], above: int) -> list[Decoded | Oversize]:
 
 
 def size_of(record: KafkaRecord) -> int:
-    """The bytes of its key, value and headers."""
+    """The number of bytes in key, value and headers."""
     headers = sum(len(name.encode()) + len(value) for name, value in record.headers)
     return len(record.key or b"") + len(record.value or b"") + headers
 
 
 def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
-    """The rows that lie in `data` one after the other; raises WireError where they are none.
+    """The rows in `data`, which follow each other; raises WireError if it does not consist of rows.
 
-    `sums` gets the CRC-32 of each row's bytes, without its xmin.
+    `sums` receives the CRC-32 of each row's bytes, without its xmin.
     """
     found: list[Decoded] = []
     at, end = 0, len(data)
@@ -100,7 +100,7 @@ def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
                 key = data[at : at + size]
                 at += size
             _, created_us, _, partition, _, xmin, size = unpack_middle(data, at)
-            address_at = at + 32  # the topic's length; _MIDDLE goes beyond it
+            address_at = at + 32  # of the topic's length; _MIDDLE includes it
             at += 36 + size if size > 0 else 36
             (size,) = length(data, at)
             at += 4 + size if size > 0 else 4
@@ -116,10 +116,8 @@ def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
                 value = data[at : at + size]
                 at += size
             if sums is not None:
-                row_sum = crc32(
-                    data[begin : address_at - 8]
-                )  # the xmin, 8 bytes with its length, lies before the topic
-                # The bytes of a large value are not copied once more.
+                row_sum = crc32(data[begin : address_at - 8])  # the xmin, 8 bytes with its length, precedes the topic
+                # Avoids copying the bytes of a large value again.
                 cut, rest = (at, b"") if size < 1024 else (at - size, value or b"")
                 sums.append(crc32(rest, crc32(data[address_at:cut], row_sum)))
             try:
@@ -136,9 +134,9 @@ def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
             fields = (record_id, key, topic, value, pairs, partition, created_us + _POSTGRES_EPOCH_US, xmin)
             found.append(_new(KafkaRecord, fields))
     except struct.error as error:
-        raise WireError(f"{end} bytes are no rows: one is cut off at {at}") from error
+        raise WireError(f"{end} bytes are not whole rows: one is cut off at {at}") from error
     if at != end:
-        raise WireError(f"{end} bytes are no rows: the last one is cut off")
+        raise WireError(f"{end} bytes are not whole rows: the last one is cut off")
     return found
 
 
@@ -154,7 +152,7 @@ def _partition(number: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _address(raw: bytes) -> tuple[str, tuple[str, ...]]:
-    """Topic and header names, from both columns with their lengths. Writers use few: remembered by their bytes."""
+    """Topic and header names, from both columns with their lengths. Writers use few of them, so they are cached."""
     (size,) = _INT.unpack_from(raw)
     at = 4 + max(size, 0)
     topic = raw[4:at].decode("utf-8", "replace")
@@ -167,7 +165,7 @@ def _address(raw: bytes) -> tuple[str, tuple[str, ...]]:
 def _header_names(array: bytes | None) -> tuple[str, ...]:
     try:
         return tuple(name.decode() for name in _elements(array, "kafka_header_keys"))
-    except UnicodeDecodeError as error:  # a database without an encoding (SQL_ASCII) holds any bytes
+    except UnicodeDecodeError as error:  # a database without an encoding (SQL_ASCII) can hold any bytes
         raise UndecodableRecord(f"kafka_header_keys has an element that is not UTF-8: {error}") from error
 
 

@@ -1,36 +1,35 @@
 """A lane: a transactional identity of one shard, as a producer and as a partition of the progress topic.
 
-*When a commit is clear* (P23, P40). An EndTxn request names a producer and its epoch, not a transaction: one that
+*When a commit is clear* (P23, P40). An EndTxn request names a producer and its epoch, not a transaction: a request that
 arrives late ends whatever transaction the producer has open by then. The broker's remedy (KIP-890, a new epoch after
-each transaction) needs version 5 of the request; librdkafka 2.16 sends version 1. So the next transaction begins only
-when no EndTxn of an earlier one can be under way.
+each transaction) requires version 5 of the request; librdkafka 2.16 sends version 1. So the next transaction begins
+only when no EndTxn of an earlier one can be under way.
 
-librdkafka sends EndTxn once, and again only when the request has failed: the connection was closed, the request timed
-out, or the broker answered with a retriable error. No callback is called, and `commit_transaction` returns success. But
-each outcome is written to the debug log, and the resend waits for `retry.backoff.ms`, less 20 % of jitter. So an
-outcome is clear by either of two proofs:
+librdkafka sends EndTxn once, and again only if the request has failed: the connection was closed, the request timed
+out, or the broker answered with a retriable error. It calls no callback, and `commit_transaction` returns success. But
+it writes each outcome to the debug log, and the resend waits for `retry.backoff.ms`, minus 20 % jitter. So either of
+two proofs makes an outcome clear:
 
 - by time: the call returned before the earliest possible resend. One request was sent, and it was answered.
-- by testimony: the debug lines (`Witness`) name every EndTxn as answered by the broker, the last one without an
-  error. Any local error (`_TRANSPORT`, `_TIMED_OUT`) names a request that may still be under way.
+- by testimony: the debug lines (`Witness`) report every EndTxn as answered by the broker, the last one without an
+  error. Any local error (`_TRANSPORT`, `_TIMED_OUT`) means that a request may still be under way.
 
-All else is *unclear*: the lane is closed and opened anew, which raises the epoch, and its progress says what was
-committed. An abort needs more: the client drops records that wait to be sent again and gives their sequence numbers to
-the next ones, for which the bytes of the first attempt could be taken. It is clear only if no connection broke since
-the transaction began.
+Everything else is *unclear*: the lane is closed and reopened, which raises the epoch, and its progress shows what was
+committed. An abort needs more: the client drops records that wait for a resend and gives their sequence numbers to the
+next ones, for which the bytes of the first attempt could be mistaken. It is clear only if no connection has broken
+since the transaction began.
 
-*Progress comes last* (P46). A transaction's progress record is produced when all its records are acknowledged, so that
-progress that becomes readable names no record that is not in its topic, whatever ends the transaction. The first record
-of a transaction, which makes the partition known to the coordinator, names what earlier ones committed.
+*Progress comes last* (P46). A transaction's progress record is produced once all its records are acknowledged, so that
+progress that becomes readable names no record that is missing from its topic, however the transaction ends. The first
+record of a transaction, which makes the partition known to the coordinator, names what earlier ones committed.
 
 *Opening a lane* (P19, P20, `Opener`). The term row must be ours; `init_transactions` ends what was open under the lane,
-after which nothing of a predecessor can be committed; the term row must be ours still, or it was a zombie that has just
-fenced the shard that leads; the lane's progress is read up to its end; what it names is purged; an empty progress
-record is committed. Whatever fails on the way is tried again with a new producer, for as long as it takes, or until
-nobody wants the lane.
+after which a predecessor can commit nothing; the term row must still be ours, otherwise a zombie has just fenced the
+shard that leads; the lane's progress is read up to its end; what it names is purged; an empty progress record is
+committed. Whatever fails on the way is retried with a new producer until it succeeds or the lane is no longer wanted.
 
-*After a change of server* (P49), or where ids have started again, the progress is of another incarnation, and its ids
-may have been given to other rows. What is purged then are the rows that are the same as they were, by their sums.
+*After a change of server* (P49), or after ids have started again, the progress is of another incarnation, and its ids
+may have been given to other rows. Then only rows with matching sums, which are unchanged, are purged.
 """
 
 from __future__ import annotations
@@ -56,30 +55,30 @@ from harvester.errors import BrokerError, BrokerUnavailable
 from harvester.record import RowVersions
 
 _INIT_S = 0.5  # one attempt; it is repeated
-_END_S = 5.0  # for the coordinator's answer to a commit or an abort
-_LEAVE_S = 0.5  # for answers to what a lane that is closed has sent
+_END_S = 5.0  # for the coordinator to answer a commit or an abort
+_LEAVE_S = 0.5  # for answers to a closed lane's last requests
 FLUSH_S = 60.0  # each record has its delivery timeout
-_READ_BACK_RECORDS = 64  # the last committed progress record is that near to the end, as a rule
+_READ_BACK_RECORDS = 64  # the last committed progress record is usually this close to the end
 
-# librdkafka's own values; the least share of the backoff that its jitter leaves.
+# librdkafka's defaults, and the smallest fraction of the backoff after jitter.
 _BACKOFF_MS, _BACKOFF_MAX_MS, _LEAST_SHARE = "100", "1000", 0.8
 _RECORD_BYTES = "1000000"
 _WITNESSED = "eos,broker"  # of the client's debug contexts: EndTxn, and connections
 _INFERRED = ("IMPLICITACK", "DUPSEQ")  # lines of the context eos
-_TELLS_INFERRED = libversion()[1] < 0x02_11_00_00  # up to 2.16 the lines above are known
+_TELLS_INFERRED = libversion()[1] < 0x02_11_00_00  # the lines above are known for versions up to 2.16
 _ENDED = re.compile(r"EndTxn returned (\S+)")
-_OVER = re.compile(r"in state (?!UP)")  # connections that could not carry a request any more, or not yet
+_OVER = re.compile(r"in state (?!UP)")  # connections that can no longer, or not yet, carry a request
 _NO_RECORDS = re.compile(r"\[thrd:(TxnCoordinator|[^]]*/bootstrap)\]")
-_SEVERITIES = {"0": 50, "1": 50, "2": 50, "3": 40, "4": 30}  # syslog's to those of the module logging; others: INFO
+_SEVERITIES = {"0": 50, "1": 50, "2": 50, "3": 40, "4": 30}  # syslog's to the module logging's; others: INFO
 
 
 class TransactionOutcome(Enum):
-    """What became of a transaction, or of a step of it."""
+    """The outcome of a transaction, or of a step of it."""
 
-    DONE = "done"  # it had its effect, for certain
+    DONE = "done"  # it certainly took effect
     AGAIN = "again"  # not yet; the same call may be repeated (of `init` alone)
     REFUSED = "refused"  # the transaction can only be aborted
-    UNCLEAR = "unclear"  # nobody knows, or the producer is of no use any more: open the lane anew
+    UNCLEAR = "unclear"  # unknown, or the producer is unusable: reopen the lane
 
 
 def judge(error: KafkaError) -> TransactionOutcome:
@@ -89,9 +88,9 @@ def judge(error: KafkaError) -> TransactionOutcome:
 
 
 def is_clear(took_s: float, answers: Sequence[str], resend_s: float) -> bool:
-    """Whether no EndTxn is under way after a call that has succeeded; see above.
+    """Whether no EndTxn is under way after a call that succeeded; see the module docstring.
 
-    `answers`: what became of each EndTxn since the call began; `resend_s`: the earliest time of a resend.
+    `answers`: the outcome of each EndTxn since the call began; `resend_s`: the earliest time of a resend.
     """
     if any(answer.startswith("_") for answer in answers):
         return False
@@ -99,34 +98,34 @@ def is_clear(took_s: float, answers: Sequence[str], resend_s: float) -> bool:
 
 
 def earliest_resend_s(options: Mapping[str, Any]) -> float:
-    """How soon a producer with these options sends a failed request again."""
+    """How soon a producer with these options resends a failed request."""
     backoff_ms = float(options.get("retry.backoff.ms", _BACKOFF_MS))
     return min(_LEAST_SHARE * backoff_ms, float(options.get("retry.backoff.max.ms", _BACKOFF_MAX_MS))) / 1000
 
 
 class Witness:
-    """The client's logger: reads what became of EndTxn requests and connections, and passes other lines on.
+    """The client's logger: interprets lines about EndTxn requests and connections, and passes others on.
 
-    The client logs from within `poll` and `flush`, perhaps with a fatal error already raised and not yet reported. In
-    that state hardly anything of Python works, so lines are only kept there, and read later.
+    The client logs from within `poll` and `flush`, possibly while a fatal error is raised but not yet reported. In that
+    state hardly any Python code works, so lines are only stored there, and interpreted later.
     """
 
     def __init__(self, options: Mapping[str, Any], log: Any = None) -> None:
-        """`options` are the producer's as the user wants them; `log` has the method `log`, or is None."""
+        """`options` are the producer's, as set by the user; `log` has the method `log`, or is None."""
         self._log = log
         severity = str(options.get("log_level", "6"))
         self._least = logging.DEBUG if options.get("debug") else _SEVERITIES.get(severity, logging.INFO)
         self._lines: list[tuple[Any, ...]] = []
-        self.answers: list[str] = []  # to each EndTxn since `ask`
-        self.broken = False  # a connection on which records may have been sent, since `watch`
-        self.inferred = False  # a delivery, since `watch`
+        self.answers: list[str] = []  # to EndTxn requests since `ask`
+        self.broken = False  # whether a connection that may have carried records broke since `watch`
+        self.inferred = False  # whether a delivery was inferred since `watch`
 
     def log(self, *line: Any) -> None:
-        """A level, a format, and what goes into it: what the line is about, the client's name, and the text."""
+        """Takes a level, a format, and its arguments: the line's facility, the client's name, and the text."""
         self._lines.append(line)
 
     def read(self) -> None:
-        """See to the lines that have come."""
+        """Interpret the lines received so far."""
         lines, self._lines = self._lines, []
         for line in lines:
             level, _, facility, _, text = line
@@ -156,24 +155,24 @@ class LaneSettings:
     producer: Mapping[str, Any]
 
     def transactional_id(self, number: int) -> str:
-        """Of this lane; the group is part of it, since ids are the whole cluster's."""
+        """The transactional id of this lane; it includes the group, since these ids are cluster-wide."""
         return f"{self.group}.{number}"
 
 
 class Lane:
-    """An open lane. One thread only, but for `produce`'s callbacks, which run inside of its calls."""
+    """An open lane. One thread only, except for `produce`'s callbacks, which run inside its calls."""
 
     def __init__(self, number: int, topic: str, producer: Any, witness: Witness, resend_s: float) -> None:
         self.number = number
         self._topic, self._producer, self._witness, self._resend_s = topic, producer, witness, resend_s
         self.error = ""  # of the last call that failed
         self.room = 0  # how many ids a progress record may name; see `Lanes.room`
-        self.refused: KafkaError | None = None  # what the open transaction's progress failed with
-        self.begun = self.noted = False  # whether a transaction is open, and whether it has had its `note`
+        self.refused: KafkaError | None = None  # the error of the open transaction's progress record
+        self.begun = self.noted = False  # whether a transaction is open, and whether `note` was called for it
         self.produce = producer.produce
 
     def init(self) -> TransactionOutcome:
-        """Fences the predecessor."""
+        """Fence the predecessor."""
         return self._call(lambda: self._producer.init_transactions(_INIT_S))
 
     def begin(self) -> TransactionOutcome:
@@ -184,7 +183,9 @@ class Lane:
         return outcome
 
     def note(self, progress: EncodedProgress) -> TransactionOutcome:
-        """A progress record that names earlier transactions only: it makes the partition known to the coordinator."""
+        """Send a progress record that names only earlier transactions: it makes the partition known to the
+        coordinator.
+        """
         outcome = self._call(lambda: self._note(progress))
         self.noted = outcome is TransactionOutcome.DONE
         return outcome
@@ -204,7 +205,7 @@ class Lane:
             raise
 
     def _noted(self, error: KafkaError | None, _message: Any) -> None:
-        """The record's delivery report. One that fails because its transaction does is not at fault."""
+        """The record's delivery report. If it fails only because its transaction does, it is not at fault."""
         if error is not None and error.name() not in FATE_UNKNOWN:
             self.refused = error
 
@@ -214,7 +215,7 @@ class Lane:
         return self.commit_concluded() if outcome is TransactionOutcome.DONE else outcome
 
     def conclude(self, progress: EncodedProgress) -> TransactionOutcome:
-        """Send what is left; when all of that is acknowledged, hand this progress record over."""
+        """Send what is left; once all of it is acknowledged, produce this progress record."""
         return self._sent(lambda: self._conclude(progress))
 
     def _conclude(self, progress: EncodedProgress) -> None:
@@ -222,7 +223,7 @@ class Lane:
         self._note(progress)
 
     def commit_concluded(self) -> TransactionOutcome:
-        """Commit, when the progress record is acknowledged."""
+        """Commit once the progress record is acknowledged."""
         outcome = self._sent(self._arrive)
         if outcome is TransactionOutcome.DONE:
             return self._ended(lambda: self._producer.commit_transaction(_END_S))
@@ -234,7 +235,7 @@ class Lane:
 
     def _arrive(self) -> None:
         self._left(FLUSH_S)
-        self._producer.poll(0)  # the lines of what has arrived
+        self._producer.poll(0)  # for log lines about what has arrived
         self._witness.read()
         if self._witness.inferred:
             raise KafkaException(KafkaError(KafkaError._STATE, "a delivery was only inferred"))
@@ -244,7 +245,7 @@ class Lane:
         return TransactionOutcome.UNCLEAR if self._witness.broken or self._witness.inferred else outcome
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what is left; False when some of it has no answer yet."""
+        """Send what is left; False if some of it has no answer yet."""
         return self._call(lambda: self._left(timeout_s)) is TransactionOutcome.DONE
 
     def _left(self, timeout_s: float) -> None:
@@ -252,20 +253,21 @@ class Lane:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "some records have no answer yet"))
 
     def poll(self, timeout_s: float) -> TransactionOutcome:
-        """Serve what the client has to report; a fatal error is raised there."""
+        """Serve the client's events; this is where a fatal error is raised."""
         return self._call(lambda: self._producer.poll(timeout_s))
 
     def close(self) -> None:
-        """End the producer; what it held is dropped, and what is open in Kafka ends with the next `init`.
+        """End the producer; its pending records are dropped, and the next `init` ends what is open in Kafka.
 
-        A client that is destroyed just when it sends the first AddPartitionsToTxn of a transaction ends the process: it
-        counts the request after its failure (an assertion in rdkafka_txnmgr.c, seen with 2.16). When all records are
-        acknowledged, none is due. There is no abort instead: it would keep the epoch, which late bytes still have.
+        If a client is destroyed just as it sends the first AddPartitionsToTxn of a transaction, the process ends: the
+        client counts the request after its failure (an assertion in rdkafka_txnmgr.c, seen with 2.16). Once all records
+        are acknowledged, no such request is due. An abort instead would not help: it keeps the epoch, which late bytes
+        still carry.
         """
         self.begun = False
         self.flush(_LEAVE_S)
-        self._call(self._drop)  # a fenced producer says so once more
-        # Its `close` would wait for an answer; the client is destroyed with the last reference.
+        self._call(self._drop)  # a fenced producer raises again
+        # `close` would wait for an answer; the client is destroyed with its last reference.
         del self._producer, self.produce
 
     def _drop(self) -> None:
@@ -273,19 +275,19 @@ class Lane:
         self._producer.poll(0)
 
     def log_in(self, user: str, password: str) -> None:
-        """From now on; safe from any thread."""
+        """Use these credentials from now on; thread-safe."""
         producer = getattr(self, "_producer", None)
         if producer is not None:
             producer.set_sasl_credentials(user, password)
 
     def _ended(self, end: Callable[[], None]) -> TransactionOutcome:
-        """Commit or abort; DONE only when that is clear."""
+        """Commit or abort; DONE only if the outcome is clear."""
         self.begun = False
         self._witness.ask()
         began = time.monotonic()
         outcome = self._call(end)
         took_s = time.monotonic() - began
-        if self.poll(0) is not TransactionOutcome.DONE:  # which brings the client's lines, too
+        if self.poll(0) is not TransactionOutcome.DONE:  # which also serves the client's log lines
             return TransactionOutcome.UNCLEAR
         if outcome is TransactionOutcome.DONE:
             return outcome if is_clear(took_s, self._witness.answers, self._resend_s) else TransactionOutcome.UNCLEAR
@@ -303,7 +305,7 @@ class Lane:
         except KafkaException as error:
             return self._judged(error)
         except SystemError as error:
-            # The client raises a fatal error after it has called back; a callback that runs meanwhile ends in this one.
+            # The client raises a fatal error after its callback; if a callback runs meanwhile, it ends with this error.
             behind = error.__cause__
             if not isinstance(behind, KafkaException):
                 raise
@@ -318,16 +320,16 @@ class Lane:
 
 
 class Lanes:
-    """Opens lanes and reads their progress. One thread only, but for `log_in`."""
+    """Opens lanes and reads their progress. One thread only, except for `log_in`."""
 
     def __init__(self, settings: LaneSettings, make_producer: Callable[[dict[str, Any]], Any], log: Any = None) -> None:
-        """`log` is the logger of the producers' lines, if anybody wants them; it has the method `log`."""
+        """`log` is the logger for the producers' lines, if wanted; it has the method `log`."""
         self._settings, self._make_producer, self._log = settings, make_producer, log
         self._room: int | None = None  # see `room`
-        self._opened: tuple[weakref.ref[Lane], ...] = ()  # replaced whole, since `log_in` comes from other threads
+        self._opened: tuple[weakref.ref[Lane], ...] = ()  # replaced as a whole, since other threads call `log_in`
 
     def log_in(self, user: str, password: str) -> None:
-        """Log in with this from now on, on open lanes, too. Safe from any thread."""
+        """Use these credentials from now on, also on open lanes. Thread-safe."""
         given = {"sasl.username": user, "sasl.password": password}
         settings = self._settings
         self._settings = replace(
@@ -339,7 +341,7 @@ class Lanes:
                 lane.log_in(user, password)
 
     def open(self, number: int) -> Lane:
-        """A lane with a producer of its own, on which `init` is still to be called."""
+        """A lane with its own producer; `init` has not been called yet."""
         given = self._settings.producer
         witness = Witness(given, self._log)
         options = {
@@ -356,7 +358,7 @@ class Lanes:
         return lane
 
     def room(self) -> int:
-        """How many ids a progress record may name: as many as the topic and the client take. Asked once.
+        """How many ids a progress record may name, as limited by topic and client. Determined once.
 
         Raises BrokerUnavailable.
         """
@@ -371,14 +373,14 @@ class Lanes:
         """Why the lane's last transaction was refused, and what to do about it."""
         if lane.refused is None:
             return lane.error
-        self._room = None  # somebody may have made it less
+        self._room = None  # the limit may have been lowered
         return why_refused(self._settings.topic, lane.number, lane.refused, self._settings.options)
 
     def progress(self, number: int, timeout_s: float) -> Progress | None:
-        """What the lane's last committed record says; None when there is none. Call it after the lane was fenced.
+        """The content of the lane's last committed record; None if there is none. To be called after fencing the lane.
 
-        Raises BrokerUnavailable when the end, as it stood for a reader of everything, was not reached in time: as long
-        as a transaction is open before it, ids may be hidden that it commits.
+        Raises BrokerUnavailable if the log's end was not reached in time: while a transaction before it is open, ids
+        that it commits may be hidden.
         """
         deadline = time.monotonic() + timeout_s
         low, end = self._edges(number, timeout_s)
@@ -397,7 +399,7 @@ class Lanes:
         return None
 
     def _edges(self, number: int, timeout_s: float) -> tuple[int, int]:
-        """The first offset, and the end as a reader of everything sees it."""
+        """The first offset, and the end including uncommitted records."""
         asking = Consumer({**self._consumer_options(), "isolation.level": "read_uncommitted"})
         try:
             low, end = read_bounds(asking, self._settings.topic, number, timeout_s)
@@ -413,7 +415,7 @@ class Lanes:
         return {
             **self._settings.options,
             **SILENT,
-            "group.id": self._settings.group,  # the client wants one; nothing joins or commits
+            "group.id": self._settings.group,  # required by the client; nothing joins or commits
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": "earliest",
@@ -421,7 +423,7 @@ class Lanes:
         }
 
     def _last(self, consumer: Consumer, number: int, start: int, end: int, deadline: float) -> EncodedProgress | None:
-        """The last committed record from `start` on; reads until `end` is reached."""
+        """The last committed record from `start` on; reads up to `end`."""
         consumer.assign([TopicPartition(self._settings.topic, number, start)])
         last: EncodedProgress | None = None
         while time.monotonic() < deadline:
@@ -443,8 +445,8 @@ class Lanes:
                 return last
         raise BrokerUnavailable(
             f"the end of {self._settings.topic}/{number}, {end}, was not reached in time:"
-            " Kafka holds a transaction before it open",
-            hint="if it stays like this, `kafka-transactions.sh find-hanging` shows it, and `abort` ends it",
+            " a transaction before it is still open in Kafka",
+            hint="if this persists, `kafka-transactions.sh find-hanging` shows it, and `abort` ends it",
         )
 
 
@@ -455,45 +457,47 @@ _AGAIN_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Under which term, held by whom, and in which incarnation of the outbox."""
+    """The term, its holder, and the incarnation of the outbox."""
 
     term: int
     holder: str
     incarnation: UUID
 
 
-_Row = tuple[int, bytes | None, bytes]  # id, key, and the row as the server sent it
+_Row = tuple[int, bytes | None, bytes]  # id, key, row as the server sent it
 
 
 class LaneHost(Protocol):
-    """Whoever has a lane opened. What is asked of the database is waited for; None or False when the process ends."""
+    """The caller for whom a lane is opened. Database requests block; they return None or False when the process
+    ends.
+    """
 
-    def term_row(self) -> tuple[int, str | None] | None: ...  # the term that the term row names, and its holder
+    def term_row(self) -> tuple[int, str | None] | None: ...  # term and holder in the term row
     def delete(self, rows: RowVersions) -> bool: ...  # purge these rows
-    # Purge those of these rows that `same` chooses, but none that an older one of its key stays before; their ids.
+    # Purge the rows that `same` chooses, except those that an older row of their key stays ahead of; returns their ids.
     def delete_same(self, ids: Sequence[int], same: Callable[[list[_Row]], RowVersions]) -> list[int] | None: ...
-    def is_over(self) -> bool: ...  # nobody wants the lane any more
+    def is_over(self) -> bool: ...  # the lane is no longer wanted
     def pause(self, seconds: float) -> None: ...  # before the next attempt
     def trouble(self, text: str | None) -> None: ...  # why the lane cannot be opened; None when that is over
-    def fenced(self, lane: int) -> None: ...  # the predecessor of this lane can commit nothing any more
+    def fenced(self, lane: int) -> None: ...  # this lane's predecessor can no longer commit
 
 
 class Superseded(Exception):
-    """Nobody wants the lane any more."""
+    """The lane is no longer wanted."""
 
 
 class Deposed(Exception):
-    """The term row, or the lane's progress, is of somebody else."""
+    """The term row, or the lane's progress, belongs to another leader."""
 
 
 class Opener:
-    """Opens lanes for a host: fences, compares the term, purges what the last owner committed. One thread only."""
+    """Opens lanes for a host: fences, checks the term, purges what the last owner committed. One thread only."""
 
     def __init__(self, lanes: Lanes, host: LaneHost) -> None:
         self._lanes, self._host = lanes, host
 
     def open(self, number: int, under: Leadership, published: Callable[[list[int]], None]) -> Lane:
-        """`published` gets the ids that were committed, when they are purged; no others were.
+        """`published` receives exactly the ids that were committed, once they are purged.
 
         Raises Superseded or Deposed.
         """
@@ -514,7 +518,7 @@ class Opener:
                 self._host.trouble(f"lane {number} cannot be opened: {failure}")
                 self._host.pause(_AGAIN_S)
         finally:
-            if in_trouble:  # also when nobody wants the lane any more: who opens it next may succeed at once
+            if in_trouble:  # also if the lane is no longer wanted: its next opener may succeed at once
                 self._host.trouble(None)
 
     def _try(self, lane: Lane, under: Leadership, published: Callable[[list[int]], None]) -> str | None:
@@ -533,12 +537,12 @@ class Opener:
             published([])
             return None
         if progress.term > under.term:
-            self._check(under)  # the term row is ours still: so it has gone back in time
+            self._check(under)  # the term row is still ours, so it has gone back in time
         published(self._purge(progress, under))
         empty = encode(Progress(under.term, under.incarnation))
         if lane.begin() is TransactionOutcome.DONE and lane.commit(empty) is TransactionOutcome.DONE:
             return None
-        return self._lanes.explain(lane) or "it is not clear whether an empty progress record was committed"
+        return self._lanes.explain(lane) or "it is unclear whether an empty progress record was committed"
 
     def _purge(self, progress: Progress, under: Leadership) -> list[int]:
         """Purge the rows that the lane has committed; returns their ids. Raises Superseded."""
@@ -548,7 +552,7 @@ class Opener:
                 raise Superseded
             return ids
         if not progress.sums:
-            return []  # the ids may mean other rows (P9), and rather repeats than loses
+            return []  # the ids may mean other rows (P9); repeat rather than lose
         same = self._host.delete_same(ids, partial(same_rows, progress))
         if same is None:
             raise Superseded
@@ -572,4 +576,4 @@ class Opener:
         if row is None or self._host.is_over():
             raise Superseded
         if row != (under.term, under.holder):
-            raise Deposed(f"the term row says {row[0]} of {row[1]}, not {under.term} of {under.holder}")
+            raise Deposed(f"the term row has term {row[0]} of {row[1]}, not {under.term} of {under.holder}")

@@ -1,10 +1,10 @@
-"""Kafka's partitioning hash, and the choice of a record's shard by it. Pure.
+"""Kafka's partitioning hash, and the choice of a record's shard based on it. Pure.
 
 Java's default partitioner, and librdkafka's `murmur2_random`, which shards use, put a record with a key on partition
-`murmur2(key) % partitions`, the sign bit left out. The shard is chosen by the same hash, so that shards and partitions
-go together as far as their numbers have a common divisor: with 8 shards and 4 partitions each shard has the keys of one
-partition. What a shard sends at a time is then one batch and not one for every partition, and a partition that is away
-holds up its own shards only. Records without a key have no order among themselves; they are spread by id.
+`murmur2(key) % partitions`, ignoring the sign bit. The shard is chosen by the same hash, so that shards and partitions
+coincide as far as their numbers have a common divisor: with 8 shards and 4 partitions, each shard has the keys of one
+partition. What a shard sends at a time is then a single batch instead of one per partition, and an unavailable
+partition holds up only its own shards. Records without a key have no order among themselves; they are spread by id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _hash = lru_cache(maxsize=1 << 16)(murmur2)
 
 
 def shard_of(key: bytes | None, record_id: int, shards: int) -> int:
-    """The index (0-based) of the shard that owns this record while there are `shards` of them."""
+    """The index (0-based) of this record's shard among `shards`."""
     if key is None:
         return record_id % shards
     return _hash(key) % shards

@@ -1,21 +1,21 @@
-"""What a lane's progress record says: the ids that Kafka has committed and the database perhaps not yet deleted. Pure.
+"""A lane's progress record: ids that Kafka has committed and the database may not have deleted yet. Pure.
 
-Each transaction of a lane ends with one such record on the lane's own partition of the progress topic, so that a
-successor that reads it knows of every record committed (rules P19, P22). It is cumulative: ids of earlier transactions
-stay in until their DELETE is known to have committed, so the last record of a partition says all there is to say.
+Each transaction of a lane ends with such a record on the lane's own partition of the progress topic, so that a
+successor that reads it knows every committed record (rules P19, P22). It is cumulative: ids of earlier transactions
+remain until their DELETE is known to have committed, so the last record of a partition is sufficient.
 
-The value, in network byte order: version (1), width of an element (1), term (8), incarnation of the outbox (16), number
-of ids (4), the first id (8), then the distance of each to the one before, in `width` bytes.
+The value, in network byte order: version (1), element width (1), term (8), incarnation of the outbox (16), number of
+ids (4), the first id (8), then each id's distance from the previous one, in `width` bytes.
 
-An id says which row is meant only where it cannot have been given to another one. So a header, which versions of the
-harvester that know nothing of it pass by, tells the rows, 12 bytes for each: for each id the row's xmin (4), then for
-each the low 32 bits of its time of creation in microseconds (4), then for each the CRC-32 of all that the server sent
-of it but the xmin (4: id, key, time of creation, partition, topic, headers, value).
+An id identifies a row only as long as it cannot have been given to another one. So a header, which older versions of
+the harvester ignore, identifies the rows, in 12 bytes each: the xmins of all ids (4 each), then the low 32 bits of
+their creation times in microseconds (4 each), then the CRC-32 of everything the server sent of each row except the xmin
+(4 each: id, key, creation time, partition, topic, headers, value).
 
-On the same server a successor deletes only the rows that were published, by xmin and time (P50, `RowVersions`). On
-another one, where xmin says nothing, a row with an id, the time and the CRC that stand for it is the row that was
-committed (P49). Two rows that were created at different times agree in both once in 2^64 cases, two that were created
-at the same time once in 2^32.
+On the same server, a successor deletes only the rows that were published, by xmin and time (P50, `RowVersions`). On
+another server, where xmins are meaningless, a row whose time and CRC match those recorded for its id is the committed
+row (P49). Two rows created at different times agree in both once in 2^64 cases, two created at the same time once in
+2^32.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _NARROW, _WIDE = 4, 8
 _VERSION_BYTES = 12
 _CODES = {_NARROW: "I", _WIDE: "Q"}
 _LOW_BITS = 0xFFFF_FFFF
-VERSIONS = "versions"  # the header
+VERSIONS = "versions"  # name of the header
 
-LEAST_RECORD_BYTES = 4096  # that a topic has to take: hundreds of ids
-_OVERHEAD_BYTES = 256  # of a batch of one record: its headers, the key, and the head above
+LEAST_RECORD_BYTES = 4096  # which the topic must accept: hundreds of ids
+_OVERHEAD_BYTES = 256  # of a batch of one record: its headers, key and fixed fields
 
 
-LANES_OF_A_SHARD = 2  # that take turns: Kafka ends a transaction of one while the other one's is filled (ADR 25)
+LANES_OF_A_SHARD = 2  # they take turns: Kafka ends a transaction of one while the other's is filled (ADR 25)
 
 
 def lanes_of(shard: int) -> range:
-    """The numbers of a shard's own lanes, whatever the number of shards."""
+    """The numbers of a shard's own lanes, independent of the number of shards."""
     return range(shard * LANES_OF_A_SHARD, (shard + 1) * LANES_OF_A_SHARD)
 
 
 def lanes_to_fence(shard: int, shards: int, lanes: int) -> list[int]:
-    """The lanes that one of so many shards opens, of all there are: those of shards that are no more, then its own.
+    """The lanes that one of `shards` shards opens: first those of shards that no longer exist, then its own.
 
     Together the shards open every lane once.
     """
@@ -66,9 +66,9 @@ def lanes_to_fence(shard: int, shards: int, lanes: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`ids` ascend. An id counts only together with the incarnation, or with the row's time of creation and sum.
+    """`ids` ascend. An id is valid only together with the incarnation, or with the row's creation time and sum.
 
-    `xmins`, `created_us` and `sums`: as of `RowVersions`; empty where they are not known.
+    `xmins`, `created_us` and `sums`: see `RowVersions`; empty if unknown.
     """
 
     term: int
@@ -84,19 +84,19 @@ class Progress:
 
 
 class EncodedProgress(NamedTuple):
-    """A progress record; `versions`: of its header, empty if it has none."""
+    """A progress record; `versions` is the value of its header, empty if it has none."""
 
     value: bytes
     versions: bytes = b""
 
 
 def most_ids(record_bytes: int) -> int:
-    """How many ids fit into one record where a batch may have so many bytes; none fit into 0."""
+    """How many ids fit into one record if a batch may have this many bytes; 0 bytes hold none."""
     return max(0, record_bytes - _OVERHEAD_BYTES) // (_WIDE + _VERSION_BYTES)
 
 
 def same_rows(progress: Progress, rows: Iterable[tuple[int, bytes | None, bytes]]) -> RowVersions:
-    """Those of these rows, as they are now, that are the ones the record names; a row is (id, key, bytes)."""
+    """The given current rows that are the ones recorded in `progress`; a row is (id, key, bytes)."""
     versions = zip(progress.created_us, progress.sums, strict=True)
     named = {
         record_id: (us & _LOW_BITS, row_sum) for record_id, (us, row_sum) in zip(progress.ids, versions, strict=False)
@@ -108,7 +108,7 @@ def same_rows(progress: Progress, rows: Iterable[tuple[int, bytes | None, bytes]
 
 
 def encode(progress: Progress) -> EncodedProgress:
-    """The record; raises ValueError for ids that do not ascend."""
+    """Encode the record; raises ValueError if ids do not ascend."""
     ids = progress.ids
     steps = list(map(sub, ids[1:], ids[:-1]))
     if steps and min(steps) <= 0:
@@ -126,22 +126,22 @@ def encode(progress: Progress) -> EncodedProgress:
 
 
 def decode(value: bytes, versions: bytes | None = None) -> Progress:
-    """Read a record's value, and the header with versions, if it has one; raises WireError for anything else."""
+    """Decode a record's value, and its versions header if it has one; raises WireError for anything else."""
     try:
         version, width, term, incarnation, count, first = _HEAD.unpack_from(value)
     except struct.error as error:
-        raise WireError(f"{len(value)} bytes are no progress record") from error
+        raise WireError(f"{len(value)} bytes are not a progress record") from error
     steps = max(0, count - 1)
     if version != _VERSION or width not in _CODES or len(value) != _HEAD.size + steps * width:
         raise WireError(
             f"a progress record of version {version} with {len(value)} bytes cannot be read",
-            hint="a newer harvester has written it, or the progress topic is used for something else",
+            hint="it was written by a newer harvester, or the progress topic is used for something else",
         )
     distances = array(_CODES[width])
     distances.frombytes(value[_HEAD.size :])
     ids = tuple(accumulate(_swapped(distances), initial=first)) if count else ()
     if steps and (not all(distances) or ids[-1] >= 1 << 63):
-        raise WireError(f"a progress record names ids that no outbox has: {ids[:3]} … {ids[-1]}")
+        raise WireError(f"a progress record has ids that no outbox can have: {ids[:3]} … {ids[-1]}")
     if not versions:
         return Progress(term, UUID(bytes=incarnation), ids)
     if len(versions) != count * _VERSION_BYTES:
@@ -155,7 +155,7 @@ def decode(value: bytes, versions: bytes | None = None) -> Progress:
 
 
 def _swapped(numbers: array[int]) -> array[int]:
-    """Between this machine's byte order and the network's."""
+    """Converted between this machine's byte order and the network's."""
     if sys.byteorder == "little":
         numbers.byteswap()
     return numbers

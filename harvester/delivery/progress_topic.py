@@ -1,8 +1,9 @@
-"""The progress topic of exactly-once mode: made if it is missing, one partition for each lane. Thin.
+"""The progress topic of exactly-once mode: created if missing, one partition per lane. Thin.
 
-The term row keeps the topic's id (P22): in a topic that was deleted and made anew nothing stands of what was committed,
-and a harvester that read it would publish once more what waits for its DELETE. For the same reason a new topic gets as
-many copies as outlast a broker, and one whose records expire is refused, as is one that takes small records only.
+The term row stores the topic's id (P22): a topic that was deleted and recreated does not tell what was committed, and a
+harvester that read it would republish records that still wait for their DELETE. For the same reason a new topic gets
+enough replicas to survive the loss of a broker, and a topic whose records expire, or that accepts only small records,
+is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from harvester.errors import BrokerError, BrokerUnavailable
 
 _REPLICAS = 3
 _TIMEOUT_S = 5.0
-_TURN_S = 0.05  # between two looks for a change that was made
-# Compacted: of each lane only the last record counts. Small segments, since what compaction has not reached is kept.
+_TURN_S = 0.05  # between checks for a requested change
+# Compacted, since only the last record of each lane matters. Small segments, since uncompacted data is kept.
 _CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(16 << 20),
@@ -39,7 +40,7 @@ _TOO_FEW = frozenset({"_MSG_TIMED_OUT", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLI
 
 @dataclass(frozen=True, slots=True)
 class ProgressTopic:
-    """`id` is Kafka's own, which a topic that is made anew does not share."""
+    """`id` is Kafka's own; a recreated topic has a different one."""
 
     name: str
     id: str
@@ -47,12 +48,12 @@ class ProgressTopic:
 
 
 def find_progress_topic(name: str, options: Mapping[str, Any]) -> ProgressTopic | None:
-    """None when there is none. Raises BrokerUnavailable or BrokerError."""
+    """None if it does not exist. Raises BrokerUnavailable or BrokerError."""
     return _Admin(name, options).find()
 
 
 def ensure_progress_topic(name: str, options: Mapping[str, Any], lanes: int) -> ProgressTopic:
-    """The topic with at least so many lanes. Raises BrokerUnavailable or BrokerError."""
+    """The topic with at least this many lanes. Raises BrokerUnavailable or BrokerError."""
     admin = _Admin(name, options)
     found = admin.find()
     if found is None:
@@ -66,20 +67,22 @@ def ensure_progress_topic(name: str, options: Mapping[str, Any], lanes: int) -> 
 
 
 def durable(brokers: int) -> tuple[int, dict[str, str]]:
-    """Replicas of a topic whose acknowledged records outlast the loss of a broker, and the settings that see to it."""
+    """The replication factor for acknowledged records to survive the loss of a broker, and the settings that this
+    needs.
+    """
     replicas = min(_REPLICAS, max(1, brokers))
     least = "2" if replicas >= _REPLICAS else "1"
     return replicas, {"min.insync.replicas": least, "unclean.leader.election.enable": "false"}
 
 
 def largest_record_bytes(name: str, options: Mapping[str, Any]) -> int | None:
-    """What the topic takes in one batch; None when this user may not know. Raises BrokerUnavailable or BrokerError."""
+    """The topic's maximum batch size; None if this user may not know it. Raises BrokerUnavailable or BrokerError."""
     settings = _Admin(name, options).settings()
     return int(settings["max.message.bytes"]) if settings is not None else None
 
 
 def why_refused(name: str, lane: int, error: KafkaError, options: Mapping[str, Any]) -> str:
-    """A progress record's delivery error in words, with its remedy."""
+    """Explains a progress record's delivery error, with a remedy."""
     said = f"the progress record of lane {lane} is refused: {error.name()}: {error.str()}"
     if error.name() in _TOO_LARGE:
         return f"{said}; {_Admin(name, options)._alter('max.message.bytes=1048588')}"
@@ -90,7 +93,7 @@ def why_refused(name: str, lane: int, error: KafkaError, options: Mapping[str, A
             return f"{said}; {_Admin(name, options).copies_of(lane)}"
         except BrokerError as failed:
             return f"{said}; {failed.message}"
-    return f"{said}; see the state of the topic {name}"
+    return f"{said}; check the state of the topic {name}"
 
 
 class _Admin:
@@ -112,10 +115,10 @@ class _Admin:
             raise self._failed("described", error) from error
 
     def copies_of(self, lane: int) -> str:
-        """Whether as many copies of the lane's partition are in sync as the topic asks for, in words."""
+        """How many of the in-sync copies required by the topic the lane's partition has, in words."""
         topic, settings = self._described(), self.settings()
         if topic is None or lane >= len(topic.partitions):
-            return f"{self._name} has no partition {lane}: somebody has deleted it"
+            return f"{self._name} has no partition {lane}: it was deleted"
         here = topic.partitions[lane]
         least, copies, in_sync = int((settings or {}).get("min.insync.replicas", 1)), here.replicas, here.isr
         said = f"{self._name}/{lane} has {len(in_sync)} of {len(copies)} copies in sync, min.insync.replicas is {least}"
@@ -126,7 +129,7 @@ class _Admin:
         return said
 
     def settings(self) -> dict[str, str] | None:
-        """None when this user may not know them."""
+        """None if this user may not know them."""
         resource = ConfigResource(ResourceType.TOPIC, self._name)
         try:
             entries = self._admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource]
@@ -139,15 +142,15 @@ class _Admin:
             raise self._failed("described", error) from error
 
     def check_settings(self) -> None:
-        """Of each lane the last record has to stay, and the next one has to be taken."""
+        """The last record of each lane must be kept, and the next one accepted."""
         settings = self.settings()
         if settings is None:
-            return  # whoever keeps that to himself has made the topic as he was told
+            return  # an administrator who hides them has created the topic as documented
         policy, most = settings["cleanup.policy"], settings["max.message.bytes"]
         if policy != "compact":
-            raise self._misfit(f"cleanup.policy={policy}: records of it may expire", "cleanup.policy=compact")
+            raise self._misfit(f"cleanup.policy={policy}: its records may expire", "cleanup.policy=compact")
         if int(most) < LEAST_RECORD_BYTES:
-            text = f"max.message.bytes={most}: a progress record needs {LEAST_RECORD_BYTES} at least"
+            text = f"max.message.bytes={most}: a progress record needs at least {LEAST_RECORD_BYTES}"
             raise self._misfit(text, "max.message.bytes=1048588")
 
     def _misfit(self, what: str, remedy: str) -> BrokerError:
@@ -174,7 +177,7 @@ class _Admin:
                 raise self._failed(f"given {lanes} partitions", error) from error
 
     def await_lanes(self, lanes: int) -> ProgressTopic:
-        """The change is made, but the broker that is asked may not have heard of it yet."""
+        """Wait until the change, which has been made, is visible to the broker that answers."""
         deadline = time.monotonic() + _TIMEOUT_S
         while (found := self.find()) is None or found.lanes < lanes:
             if time.monotonic() > deadline:
@@ -183,7 +186,7 @@ class _Admin:
         return found
 
     def _not_yet(self) -> BrokerUnavailable:
-        return BrokerUnavailable(f"the progress topic {self._name!r} is not there yet")
+        return BrokerUnavailable(f"the progress topic {self._name!r} does not exist yet")
 
     def _failed(self, what: str, error: KafkaException) -> BrokerError:
         text = error.args[0].str()

@@ -1,41 +1,42 @@
 """The election: who leads, and until when that may be believed. Pure.
 
-Theory (Fast NELI, with the proofs of rule P11). Kafka's group coordinator gives partition 0 of the leader
-topic to at most one member of the group; its owner leads. Owning it is not enough: the owner may be cut off without
-knowing. So it proves its place again and again, and believes it only for a while:
+Theory (Fast NELI, with the proofs of rule P11). Kafka's group coordinator gives partition 0 of the leader topic to at
+most one member of the group; its owner leads. Owning it is not enough: the owner may be cut off without knowing. So it
+proves its place repeatedly, and believes each proof only for a while:
 
     OUTSIDE ──assigned──▶ CANDIDATE ──both proofs──▶ LEADER ──trust expired, foreign term, dead marker──▶ CANDIDATE
        ▲                      │                        │                                     (FenceNow)
        └──────revoked─────────┴────────────────────────┴──revoke begins──▶ LEAVING ──revoked──▶ OUTSIDE
 
 *Proofs.* A heartbeat of our own, sent to partition 0, has come back; and an offset commit has succeeded under our
-member id and generation. A heartbeat alone says little about the group (the coordinator may be out of reach while the
-topic is not), a commit alone little about the topic. Each counts from when it was *sent*, and has its own bound (P39).
+member id and generation. A heartbeat alone says little about the group (the coordinator may be unreachable while the
+topic is not), a commit alone little about the topic. Each counts from when it was *sent*, and has its own limit (P39).
 With H, S, R, D and g for heartbeat, session, rebalance and delivery timeout and the group's own heartbeat interval,
 
     trust ends at min(heartbeat + H, commit + S − D − 1 s, stable_at + R − D − 1 s)
 
-The commit counts until no other member can have been elected. Kafka elects one only after it has removed us, for one of
-two reasons (seen in the coordinators of Kafka 3.9 and 4). Our session ran out: an accepted commit starts it anew, so we
-stay for S after its sending at least. Or we missed a rebalance: who has not sent a JoinGroup is removed R after its
-begin, and `stable_at`, which comes with the commit, is a moment after which that rebalance began
-(`harvester.neli.second_proof` derives it). D + 1 s go off because a record sent just before trust ends may be on the
-wire for D, and the client looks for expired records once a second. With H + D + 1 s ≤ S (P12) and R ≥ S + what a
-rebalance may go unnoticed, a leader that is answered is bound by the first term alone.
+The commit counts until another member could have been elected. Kafka elects one only after it has removed us, for one
+of two reasons (seen in the coordinators of Kafka 3.9 and 4). Either our session expired: an accepted commit restarts
+it, so we stay for at least S after sending one. Or we missed a rebalance: a member that has not sent a JoinGroup is
+removed R after the rebalance began, and `stable_at`, which comes with the commit, is a moment after which that
+rebalance began (`harvester.neli.second_proof` derives it). D + 1 s are subtracted because a record sent just before
+trust ends may be on the wire for D, and the client checks for expired records once a second. With H + D + 1 s ≤ S (P12)
+and R ≥ S + the time for which a rebalance may go unnoticed, a leader that gets answers is limited by the first term
+alone.
 
-*Local time ends trust and never extends it.* The clock is looked at before any other part of an event is: a proof that
+*Local time ends trust and never extends it.* The clock is checked before any other part of an event: a proof that
 arrives after trust expired does not revive it. The machine fences, and only proofs sent after the fence make it lead
 again, under a new leader id and term.
 
-*From the beginning of a revoke* trust never exceeds that moment + R − g, and every revoke is treated as possibly lost:
-the client's own flag is not reliable. A leader's proofs still count while it leaves; those of a candidate do not.
+*From the beginning of a revoke*, trust never exceeds that moment + R − g, and every revoke is treated as possibly lost:
+the client's own flag is not reliable. A leader's proofs still count while it leaves; a candidate's do not.
 
-*A candidate that the coordinator never answers* may have a client that has lost its way (librdkafka issue 3740). It
-keeps its membership, and so nobody would lead. One whose heartbeats come back while no commit is answered, for 3 H
-without a break, joins anew.
+*A candidate that the coordinator never answers* may have a client that is stuck (librdkafka issue 3740). It keeps its
+membership, so nobody would lead. If its heartbeats come back while no commit is answered, continuously for 3 H, it
+rejoins with a new client.
 
 *A dead mark loop must not keep leadership*: `Tick` carries whether the loop is alive. A leader whose loop is not is
-fenced, and proposes itself again only when it is.
+fenced, and is a candidate again only when it is.
 
 Times are seconds of a clock that runs through suspend.
 """
@@ -56,7 +57,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class RevokeBegan:
-    """The rebalance callback that takes partition 0 away has started; the group waits for us."""
+    """The rebalance callback that takes partition 0 away has begun; the group waits for us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,14 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReturned:
-    """Our own heartbeat, sent at this time, was read from partition 0."""
+    """Our own heartbeat, sent at `sent_at`, was read from partition 0."""
 
     sent_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignHeartbeat:
-    """Another member's heartbeat was read; `term` is None while it had none."""
+    """Another member's heartbeat was read; `term` is None if it had none."""
 
     member: str
     term: int | None
@@ -83,7 +84,7 @@ class ForeignHeartbeat:
 class CommitSucceeded:
     """An offset commit sent at this time was accepted by the group coordinator.
 
-    `stable_at`: a rebalance that this member has not answered began later than that.
+    `stable_at`: any rebalance that this member has not answered began after this.
     """
 
     sent_at: float
@@ -97,14 +98,14 @@ class LeadsUnderTerm:
 
 @dataclass(frozen=True, slots=True)
 class StepDown:
-    """The relay gives leadership up itself (P8: the term is somebody else's)."""
+    """The relay itself gives up leadership (P8: the term belongs to another holder)."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes. `marker_alive`: the mark loop turned lately, or waits inside its own bounded retry (P14)."""
+    """Time passes. `marker_alive`: the mark loop turned recently, or is within its own bounded retry (P14)."""
 
     marker_alive: bool
 
@@ -141,7 +142,7 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Both proofs hold; leadership may be believed until then."""
+    """Both proofs hold; leadership may be believed until this moment."""
 
     until: float
 
@@ -155,7 +156,7 @@ class FenceNow:
 
 @dataclass(frozen=True, slots=True)
 class Rejoin:
-    """Leave the group, and join it with a client that is new."""
+    """Leave the group, and rejoin it with a new client."""
 
     reason: str
 
@@ -172,15 +173,15 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ElectionTiming:
-    """In seconds: how often heartbeats go out, how long a proof counts, and what a revoke may take."""
+    """In seconds: how often heartbeats are sent, how long a proof counts, and how long a revoke may take."""
 
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
     session_limit_s: float  # S − D − 1 s: how long an accepted commit counts
-    rebalance_limit_s: float  # R − D − 1 s, from a moment before the rebalance that it did not tell
+    rebalance_limit_s: float  # R − D − 1 s, from a moment before an unnoticed rebalance
     revoke_limit_s: float  # rebalance_timeout − group heartbeat interval
     missed_heartbeats_s: float = 0.0  # how long a rebalance may go unnoticed
-    rejoin_delay_s: float = 0.0  # and, once noticed, unanswered
+    rejoin_delay_s: float = 0.0  # and how long, once noticed, unanswered
 
     @property
     def patience_s(self) -> float:
@@ -190,21 +191,21 @@ class ElectionTiming:
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """The machine's state. `since` bounds the proofs that count: what was sent before it proves nothing."""
+    """The machine's state. `since` limits which proofs count: what was sent earlier proves nothing."""
 
     role: Role = Role.OUTSIDE
     since: float = 0.0
-    heartbeat_sent_at: float | None = None  # newest that came back
-    heard_since: float | None = None  # since when heartbeats have come back without a break
-    commit_sent_at: float | None = None  # newest that succeeded
-    stable_at: float = -math.inf  # the newest that came with one
+    heartbeat_sent_at: float | None = None  # of the newest that came back
+    heard_since: float | None = None  # since when heartbeats have come back without interruption
+    commit_sent_at: float | None = None  # of the newest that succeeded
+    stable_at: float = -math.inf  # the latest that came with a commit
     next_heartbeat_at: float = 0.0
     revoke_deadline: float | None = None
     term: int | None = None
     highest_term: int = 0  # seen in the topic, ours included
 
     def trusted_until(self, timing: ElectionTiming) -> float | None:
-        """The moment at which trust ends; None without both proofs."""
+        """When trust ends; None without both proofs."""
         if self.heartbeat_sent_at is None or self.commit_sent_at is None:
             return None
         until = min(
@@ -216,7 +217,7 @@ class Election:
 
 
 def step(state: Election, event: Event, now: float, timing: ElectionTiming) -> tuple[Election, tuple[Command, ...]]:
-    """One event at one moment; returns the next state and what is to be done, in order."""
+    """Process one event at one moment; returns the next state and the commands, in order."""
     if _is_trusted(state) and _expired(state, now, timing):
         state, fence = _fence(state, now, _expiry(state, now, timing))
         state, commands = _apply(state, event, now, timing)
@@ -276,18 +277,18 @@ def _apply(state: Election, event: Event, now: float, timing: ElectionTiming) ->
             return state, (fence,)
         case Tick(marker_alive):
             if state.role is Role.LEADER and not marker_alive:
-                state, fence = _fence(state, now, "the mark loop stands still")
+                state, fence = _fence(state, now, "the mark loop has stalled")
                 return state, (fence,)
             if state.role in (Role.CANDIDATE, Role.LEADER) and not marker_alive:
                 return state, ()
             if _is_unanswered(state, now, timing):
                 anew = replace(state, since=now, heartbeat_sent_at=None, heard_since=None)
-                return anew, (Rejoin("the group's coordinator answers no commit"),)
+                return anew, (Rejoin("the group coordinator answers no commits"),)
             return _beat(state, now, timing)
 
 
 def _is_unanswered(state: Election, now: float, timing: ElectionTiming) -> bool:
-    """A candidate whom the topic has heard for long, and the coordinator never."""
+    """Whether the topic has long returned a candidate's heartbeats, but the coordinator has never answered."""
     if state.role is not Role.CANDIDATE or state.commit_sent_at is not None:
         return False
     if state.heard_since is None or state.heartbeat_sent_at is None:
@@ -325,7 +326,7 @@ def _expiry(state: Election, now: float, timing: ElectionTiming) -> str:
     heard = state.heartbeat_sent_at
     if heard is None or now >= heard + timing.heartbeat_timeout_s:
         return "no heartbeat within heartbeat_timeout"
-    return "the group's coordinator accepted no commit in time"
+    return "the group coordinator accepted no commit in time"
 
 
 def _fence(state: Election, now: float, reason: str) -> tuple[Election, Command]:
@@ -337,5 +338,5 @@ def _fence(state: Election, now: float, reason: str) -> tuple[Election, Command]
 
 
 def _distrusted(state: Election) -> Election:
-    """Leaving, and nothing proves anything any more."""
+    """Leaving, and no proof counts any more."""
     return replace(state, since=math.inf, heartbeat_sent_at=None, commit_sent_at=None, stable_at=-math.inf)

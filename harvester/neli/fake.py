@@ -1,7 +1,7 @@
 """A group without Kafka, for the tests of applications that embed a harvester.
 
-The test decides who leads: `elect()`, `revoke()`, `fence()`. Everything else behaves as with the real group: events
-come in the same order on the same thread, a revoke waits for the drain and for the handler of LeaderRevoked.
+The test decides who leads: `elect()`, `revoke()`, `fence()`. Everything else works as with the real group: events come
+in the same order on the same thread, and a revoke waits for the drain and for the handler of LeaderRevoked.
 
     group = FakeGroup()
     with Harvester(config, group=group) as harvester:
@@ -20,7 +20,7 @@ _FOR_EVER_S = 1e6
 
 
 class FakeGroup:
-    """A `Group` that the test leads. Its methods may be called from any thread."""
+    """A `Group` controlled by the test. Its methods may be called from any thread."""
 
     def __init__(self, *, elected: bool = False, revoke_within_s: float = 10.0) -> None:
         self._elected = elected
@@ -39,7 +39,7 @@ class FakeGroup:
             self._elect(listener)
 
     def elect(self, timeout_s: float = 10.0) -> bool:
-        """Make this harvester the leader; returns whether it leads (has taken its term) within that time."""
+        """Make this harvester the leader; returns whether it leads (has taken its term) within `timeout_s`."""
         self._elect(self._joined(timeout_s))
         return self._led.wait(timeout_s)
 
@@ -50,26 +50,26 @@ class FakeGroup:
         listener.acquired()
 
     def revoke(self, timeout_s: float = 10.0) -> None:
-        """Take leadership away in good order; returns when it has been given up."""
+        """Take leadership away in an orderly way; returns when it has been given up."""
         listener = self._joined(timeout_s)
         if self._leads:
             self._leads = False
             listener.revoking(self._within_s)
 
     def fence(self, reason: str = "fenced by the test", timeout_s: float = 10.0) -> None:
-        """Take leadership away at once."""
+        """Take leadership away immediately."""
         listener = self._joined(timeout_s)
         if self._leads:
             self._leads = False
             listener.fenced(reason)
 
     def lead(self, leader_id: UUID, term: int) -> None:
-        """Called by the harvester when it has taken its term."""
+        """Called by the harvester after it has taken its term."""
         self._highest_term = max(self._highest_term, term)
         self._led.set()
 
     def step_down(self, reason: str, rejoin_after_s: float | None = None) -> None:
-        """Called by the harvester when it gives leadership up itself."""
+        """Called by the harvester when it gives up leadership itself."""
         self.fence(reason)
 
     @property
@@ -77,8 +77,8 @@ class FakeGroup:
         return self._highest_term
 
     def missing(self) -> Missing | None:
-        """Called by the harvester when somebody asks whether it is ready."""
-        return None if self._started.is_set() else Missing("the group is not joined yet")
+        """Called by the harvester for its readiness."""
+        return None if self._started.is_set() else Missing("has not joined the group yet")
 
     def cluster(self) -> str | None:
         """Called by the harvester before it takes its term."""

@@ -1,8 +1,9 @@
-"""What a member says on the leader topic, and the bytes it travels as. Pure.
+"""A member's heartbeat on the leader topic, and its bytes. Pure.
 
-Compact JSON with a version, so that a person can read the topic. `outbox` identifies what the sender serves: two
-outboxes in one group would take turns in leading and starve each other, so a member refuses to go on when it reads a
-live heartbeat of another one. Bytes that are no heartbeat (another tool, a newer version) are ignored, never fatal.
+Compact JSON with a version, so that the topic is human-readable. `outbox` identifies what the sender serves: two
+outboxes in one group would take turns leading and starve each other, so a member refuses to continue when it reads a
+live heartbeat of another outbox. Bytes that are not a heartbeat (another tool, a newer version) are ignored, never
+fatal.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 from uuid import UUID
 
 VERSION = 1
-LEAST_MESSAGE_BYTES = 20_000  # of the topic's max.message.bytes, which counts what is around a heartbeat as well
+LEAST_MESSAGE_BYTES = 20_000  # for the topic's max.message.bytes, which includes the overhead around a heartbeat
 _MAX_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class MemberHeartbeat:
-    """One heartbeat. `member` is unique to a process's membership, `name` is for people."""
+    """One heartbeat. `member` is unique to one membership of a process, `name` is for people."""
 
     member: UUID
     name: str
@@ -45,7 +46,7 @@ def encode(heartbeat: MemberHeartbeat) -> bytes:
 
 
 def decode(data: bytes | None) -> MemberHeartbeat | None:
-    """The heartbeat, or None when the bytes are none."""
+    """The heartbeat, or None if the bytes are not one."""
     if not data or len(data) > _MAX_BYTES:
         return None
     try:
@@ -72,8 +73,8 @@ def decode(data: bytes | None) -> MemberHeartbeat | None:
 
 
 def _text(value: object) -> str:
-    """A string that can be printed; anything else that stood here must not pass for the name of an outbox."""
+    """A printable string; nothing else must be taken for the name of an outbox."""
     if not isinstance(value, str):
         raise TypeError("not a string")
-    value.encode()  # UnicodeEncodeError for half a surrogate pair
+    value.encode()  # UnicodeEncodeError for a lone surrogate
     return value

@@ -1,25 +1,25 @@
-"""A member of the leader group: performs what the election decides, with Kafka's own group membership.
+"""A member of the leader group: carries out the election's decisions, using Kafka's own group membership.
 
 One thread polls the consumer, feeds the machine and performs its commands, so neither a slow query nor a slow event
 handler can delay a heartbeat. The group protocol is pinned to *classic*, the assignor is cooperative (a joining standby
 does not unseat the leader), membership is dynamic. The rebalance callback that takes partition 0 away blocks until the
-relay has drained. Trust is closed there rather than renewed by synchronous commits as P13 has it: a drain only purges,
-which needs no trust, and a synchronous commit to a coordinator that has just gone away blocks for as long as that stays
-away (docs/adr/0006). On assignment the last few records of the partition are read again, so that a new leader knows the
-highest term that was announced.
+relay has drained. Trust is closed there rather than renewed by synchronous commits as in P13: a drain only purges,
+which needs no trust, and a synchronous commit to a coordinator that has just become unreachable blocks for as long as
+it stays so (docs/adr/0006). On assignment the last few records of the partition are read again, so that a new leader
+knows the highest announced term.
 
-*Joining* (`await_dead`). A rebalance waits for every member, a dead one too, until its session has run out. Until then
-the leader's own JoinGroup is unanswered, and its commits behind it, for longer than its last commit proves its place
-(P39). So a member that finds another standby in the group, which may have died just now, lets some time pass before it
-joins. That costs nothing: nobody else can be elected before the dead are removed.
+*Joining* (`await_dead`). A rebalance waits for every member, including a dead one until its session has expired. Until
+then, the leader's own JoinGroup is unanswered, and its commits behind it, for longer than its last commit proves its
+place (P39). So a member that finds another standby in the group, which may have died just now, waits a while before it
+joins. That costs nothing: no other member can be elected before dead ones are removed.
 
 *Leaving* (`await_stable`, `Leaving`). A broker reads no second request of a connection before it has answered the
 first, so a LeaveGroup sent during a rebalance is lost when the connection closes, and nobody leads until the session
-times out. A member that leaves first sees the rebalance through. Nor does the client always end: a commit that a broken
-connection took along may never be answered (librdkafka issue 3740). Such a client is left behind.
+times out. A member that leaves first waits for the rebalance to end. Nor does the client always end: a commit lost with
+a broken connection may never be answered (librdkafka issue 3740). Such a client is abandoned.
 
-*Strangers*, members of the same group that serve another outbox, are found before joining, and refused: a standby would
-wait for ever for a leadership that belongs to another outbox.
+*Strangers*, members of the same group that serve another outbox, are detected before joining, and refused: a standby
+would wait forever for a leadership that belongs to another outbox.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from harvester.telemetry.logging import ClientLog
 _RETRY_S = 1.0
 _LOOK_S = 0.05
 _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
-_NO_TERM = 1 << 62  # nobody has led that often; the term above it might not fit into the term row
+_NO_TERM = 1 << 62  # no real term is that high; the next one might not fit into the term row
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +66,29 @@ class MemberSettings:
     consumer_options: Mapping[str, Any] = field(repr=False)  # they hold passwords
     producer_options: Mapping[str, Any] = field(repr=False)
     poll_s: float
-    join_wait_s: float  # from the start of the harvester, while another standby may have died
+    join_wait_s: float  # from the start of the harvester, in case another standby has died
     timing: ElectionTiming
     revoke_within_s: float  # how long the rebalance callback may block
     session_s: float
-    foreign_live_s: float  # a heartbeat of another outbox younger than this is a live member's
+    foreign_live_s: float  # a heartbeat of another outbox younger than this is from a live member
 
 
 class KafkaGroup:
-    """A place in Kafka's group. Its thread starts with `start`; `stop` ends it."""
+    """Membership of a Kafka group. Its thread starts with `start`; `stop` ends it."""
 
     def __init__(self, settings: MemberSettings, alone_from: float | None = None) -> None:
-        """`alone_from`: who is dead of those that are in the group then has died before; now, if it is not given."""
+        """`alone_from`: members that are dead but still in the group died before this moment; default: now."""
         self._settings = settings
         self._state = Election()
         self._member = uuid4()
-        self._sent = Asked(settings.timing.heartbeat_timeout_s)  # heartbeats that have not come back
+        self._sent = Asked(settings.timing.heartbeat_timeout_s)  # heartbeats that have not come back yet
         self._commits = Commits(settings.topic, settings.timing)
         self._leader: tuple[UUID, int] | None = None
         self._step_down: tuple[str, float | None] | None = None
         self._ended = threading.Event()
-        self._left = threading.Event()  # and the group is left
+        self._left = threading.Event()  # set once the group is left
         self._thread = threading.Thread(target=self._run, name="neli", daemon=True)
-        self._lock = threading.RLock()  # around the machine: the relay's thread tells it the term
+        self._lock = threading.RLock()  # guards the machine: the relay's thread sets the term
         self._identity: Identity
         self._listener: GroupListener
         self._reaching: Reaching
@@ -98,10 +98,10 @@ class KafkaGroup:
         self._producer_stranded: Stranded
         self._consumer: Consumer
         self._consumer_stranded: Stranded
-        self._admin: AdminClient  # of the pulse; made when it first looks
+        self._admin: AdminClient  # the pulse's; created on first use
         self._leaving: Leaving
-        self._ensuring: Future[str | None] | None = None  # that the leader topic is there
-        self._dead_until = -math.inf  # while a member that may be dead is waited for
+        self._ensuring: Future[str | None] | None = None  # ensures that the leader topic exists
+        self._dead_until = -math.inf  # while waiting for a member that may be dead
         self._alone_from = clock_s() if alone_from is None else alone_from
         self._joined = False
         self._login: tuple[str, str] | None = None
@@ -118,7 +118,7 @@ class KafkaGroup:
         self._feed(e.LeadsUnderTerm(term))
 
     def step_down(self, reason: str, rejoin_after_s: float | None = None) -> None:
-        """Give leadership up at the member's next turn."""
+        """Give up leadership at the member's next turn."""
         self._step_down = (reason, rejoin_after_s)
 
     @property
@@ -130,7 +130,7 @@ class KafkaGroup:
         if role is e.Role.LEADER:  # both of its proofs are fresh
             return None
         if role is e.Role.CANDIDATE:
-            return Missing("elected, and Kafka has not confirmed it")
+            return Missing("elected, but not yet confirmed by Kafka")
         now = clock_s()
         if now < self._dead_until:
             return Missing(
@@ -141,11 +141,11 @@ class KafkaGroup:
     def cluster(self) -> str | None:
         client = getattr(self, "_producer", None)
         if client is None:
-            raise BrokerUnavailable("the id of Kafka's cluster is not known: the group was left")
+            raise BrokerUnavailable("the id of the Kafka cluster is unknown: the group was left")
         return cluster_id(client, self._settings.topic)
 
     def log_in(self, consumer_options: Mapping[str, Any], producer_options: Mapping[str, Any], user: str) -> None:
-        """New connections are made with these options from now on. Safe from any thread."""
+        """Use these options for new connections. Thread-safe."""
         self._settings = replace(self._settings, consumer_options=consumer_options, producer_options=producer_options)
         self._login = (user, consumer_options["sasl.password"])
         for name in ("_producer", "_consumer", "_admin"):
@@ -155,10 +155,10 @@ class KafkaGroup:
         self._ended.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._left.wait()
-            self._thread.join(_CLOSE_S)  # a client that is resolving a host name ends after that
+            self._thread.join(_CLOSE_S)  # a client that is resolving a host name ends later
 
     def _log_in(self, client: Any) -> None:
-        """With the newest password, if there is one newer than the options; a closed client needs none."""
+        """With the latest password, if it is newer than the options; a closed client needs none."""
         login = self._login
         if client is not None and login is not None:
             with contextlib.suppress(RuntimeError):
@@ -188,7 +188,7 @@ class KafkaGroup:
             **self._settings.producer_options,
             "statistics.interval.ms": STATISTICS_MS,
             "stats_cb": lambda text: stranded.read(json.loads(text)),
-            # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
+            # An older heartbeat proves nothing; a refusal that is being retried is reported after this time.
             "message.timeout.ms": str(round(self._settings.timing.heartbeat_timeout_s * 1000)),
             "logger": ClientLog(self._listener.client_said),
         }
@@ -197,7 +197,7 @@ class KafkaGroup:
 
     def _join(self) -> bool:
         settings = self._settings
-        self._producer.poll(0)  # its reports would fill the memory of who waits long for Kafka
+        self._producer.poll(0)  # unserved reports would fill the memory during a long wait for Kafka
         ensuring = self._ensure_topic()
         while not ensuring.done():
             if self._ended.wait(_LOOK_S):
@@ -308,15 +308,15 @@ class KafkaGroup:
         if not hasattr(self, "_admin"):
             self._admin = AdminClient({**self._settings.producer_options, **ASKING})
             self._log_in(self._admin)
-        self._admin.poll(0)  # where its password or token is asked for
+        self._admin.poll(0)  # requests its password or token
         if not self._pulse.look(self._admin):
             _forget(self._admin)
-            del self._admin  # it may be one that never finds a broker again
+            del self._admin  # it may never find a broker again
 
     def _leave_the_stranded(self) -> None:
-        """Clients that will never reach a broker again."""
+        """Replace clients that will never reach a broker again."""
         if self._producer_stranded.is_so:
-            self._listener.client_said(logging.WARNING, f"{STRANDED}: heartbeats are sent by another one")
+            self._listener.client_said(logging.WARNING, f"{STRANDED}: another client sends heartbeats now")
             let_go(self._producer)
             _forget(self._producer)
             self._connect_producer()
@@ -346,7 +346,7 @@ class KafkaGroup:
                 self._leader = None
                 self._listener.fenced(reason)
             case e.Rejoin(reason):
-                self._listener.client_said(logging.WARNING, f"{reason}: the group is joined anew")
+                self._listener.client_said(logging.WARNING, f"{reason}: rejoining the group")
                 self._step_down = (reason, 0.0)
 
     def _beat(self) -> None:
@@ -365,11 +365,11 @@ class KafkaGroup:
         self._producer.poll(0)
 
     def _delivered(self, error: KafkaError | None, _message: Any) -> None:
-        """A heartbeat that Kafka refused proves nothing, and without one nobody leads."""
+        """A heartbeat that Kafka refused proves nothing, and without heartbeats nobody leads."""
         if error is None or error.code() in PURGED:
             return
         if error.code() == KafkaError._MSG_TIMED_OUT and self._reaching.is_lost:
-            return  # that no broker can be reached is said already
+            return  # the unreachable broker has already been reported
         level = logging.ERROR if needs_somebody(error) else logging.WARNING
         self._listener.trouble(refusal(self._settings.topic, error), level)
 
@@ -381,7 +381,7 @@ class KafkaGroup:
 
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
         if consumer is not self._consumer:
-            return  # a client that was left behind
+            return  # an abandoned client
         for partition in partitions:
             partition.offset = OFFSET_TAIL_BASE - TAIL_RECORDS
         consumer.incremental_assign(partitions)
@@ -410,18 +410,18 @@ class KafkaGroup:
 
 _WITHIN_S = 3.0
 _REBALANCES_LOOK_S = 0.2
-# librdkafka 2.16 aborts the process when a coordinator appears whose request has timed out before: so none times out.
-# The client is given up instead.
+# librdkafka 2.16 aborts the process if a coordinator appears after a request to it has timed out: so none times out.
+# The client is abandoned instead.
 _NEVER_S = 3_600.0
 _MAY_HIDE_A_DEAD_ONE = 2  # members: the leader, and one that may be dead
-_CLOSE_S = 10.0  # beyond what a revoke takes
+_CLOSE_S = 10.0  # in addition to the time for a revoke
 _REBALANCING = frozenset({ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING})
 
 
 def await_dead(
     group: str, options: Mapping[str, Any], until: float, ended: threading.Event, said: Callable[[int, str], None]
 ) -> None:
-    """Let time pass before joining, while another standby is in the group that may be dead; not if nobody can tell."""
+    """Before joining, wait while another standby in the group may be dead; does not wait if the group is unknown."""
     admin = AdminClient({**options, **SILENT})
     waits = False
     while not ended.is_set() and clock_s() < until:
@@ -436,7 +436,9 @@ def await_dead(
 
 
 def await_stable(group: str, options: Mapping[str, Any], poll: Callable[[float], object]) -> None:
-    """Poll the member until its group is in no rebalance; for a few seconds at most, and not if nobody can tell."""
+    """Poll the member until its group is not rebalancing; for at most a few seconds, and not if the group is
+    unknown.
+    """
     admin = AdminClient({**options, **SILENT})
     deadline = time.monotonic() + _WITHIN_S
     while time.monotonic() < deadline:
@@ -446,24 +448,24 @@ def await_stable(group: str, options: Mapping[str, Any], poll: Callable[[float],
 
 
 def _describe(admin: AdminClient, group: str, deadline: float, meanwhile: Callable[[float], object]) -> Any | None:
-    """The group; None when Kafka does not say."""
+    """The group; None if Kafka does not describe it."""
     answer: Future[Any] = admin.describe_consumer_groups([group], request_timeout=_NEVER_S)[group]
     while time.monotonic() < deadline and not answer.done():
         meanwhile(0.02)
-    # Raising the future's exception would tie the client to its traceback, and keep it until the garbage is collected.
+    # Raising the future's exception would keep the client alive through the traceback until garbage collection.
     return answer.result() if answer.done() and answer.exception() is None else None
 
 
 def _forget(client: object) -> None:
-    """Its last reference goes on another thread: a client that is resolving a host name ends after that."""
+    """Drop the last reference on another thread: a client that is resolving a host name ends only after that."""
     threading.Thread(target=lambda last: None, args=(client,), name="neli-forget", daemon=True).start()
 
 
 class Leaving:
-    """The end of one client: it leaves its group and is closed, on a thread that waits for this from the beginning.
+    """The end of one client: leaves its group and closes it, on a thread that exists from the beginning.
 
-    Python 3.12 starts no thread once the process exits, which is when a host leaves that has not called `stop`.
-    `said` is told, with a level of the log, what did not go well.
+    Python 3.12 starts no threads once the process exits, which is when a host that has not called `stop` leaves. `said`
+    receives failures, with a log level.
     """
 
     def __init__(self, consumer: Consumer, said: Callable[[int, str], None]) -> None:
@@ -473,28 +475,28 @@ class Leaving:
         self._thread.start()
 
     def leave(self, revoke_within_s: float) -> None:
-        """Returns when that is done, or after as long as a revoke may take and a little longer.
+        """Returns when that is done, or after the time a revoke may take and a little longer.
 
-        Revoke listeners run on the other thread meanwhile.
+        Meanwhile, revoke listeners run on the other thread.
         """
         self._begin.set()
         self._thread.join(revoke_within_s + _CLOSE_S)
         if self._thread.is_alive():
-            self._said(logging.WARNING, "the Kafka client does not leave the group: it is left behind")
+            self._said(logging.WARNING, "the Kafka client does not leave the group: it is abandoned")
 
     def _close(self) -> None:
         self._begin.wait()
         try:
-            self._consumer.unsubscribe()  # else a member without a partition leaves only by session timeout
+            self._consumer.unsubscribe()  # otherwise a member without a partition leaves only by session timeout
             self._consumer.close()
         except (KafkaException, RuntimeError) as error:
-            self._said(logging.WARNING, f"the group was not left in good order: {error}")
+            self._said(logging.WARNING, f"the group was not left cleanly: {error}")
 
 
 class Asked:
-    """Numbers what is asked, so that a late answer is credited to the moment at which *it* was asked.
+    """Numbers requests, so that a late answer is credited to the time at which *it* was requested.
 
-    What is asked for longer than `patience_s` is forgotten.
+    Requests older than `patience_s` are forgotten.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -503,7 +505,7 @@ class Asked:
         self.number = 0
 
     def ask(self, now: float) -> int:
-        """The number of what is asked now."""
+        """The number of a request made now."""
         oldest = now - self._patience_s
         self._at = {number: at for number, at in self._at.items() if at > oldest}
         self.number += 1
@@ -511,7 +513,7 @@ class Asked:
         return self.number
 
     def take(self, number: int) -> float | None:
-        """When that was asked; None when it was not, is forgotten, or was taken before."""
+        """When that request was made; None if it never was, is forgotten, or was taken before."""
         return self._at.pop(number, None)
 
     def clear(self) -> None:
@@ -520,11 +522,11 @@ class Asked:
 
 TAIL_RECORDS = 64
 OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
-_STRANGERS_LOOK_S = 10.0  # a first connection may be slow; one that works has read the last records in an instant
+_STRANGERS_LOOK_S = 10.0  # a first connection may be slow; a working one reads the last records instantly
 
 
 def refuse_stranger(heartbeat: MemberHeartbeat, message: Any, group: str, identity: Identity, live_s: float) -> None:
-    """Raise ForeignOutbox when a live member, this heartbeat's, serves another outbox."""
+    """Raise ForeignOutbox if this heartbeat's member is live and serves another outbox."""
     if heartbeat.outbox == identity.outbox:
         return
     if time.time() - message.timestamp()[1] / 1000 < live_s:
@@ -535,7 +537,7 @@ def look_for_strangers(
     topic: str, options: Mapping[str, Any], poll_s: float, refuse: Callable[[MemberHeartbeat, Any], None],
     ended: Callable[[], bool],
 ) -> None:  # fmt: skip
-    """Show what was said last in the leader topic to `refuse`; gives up after a moment."""
+    """Pass the latest heartbeats in the leader topic to `refuse`; gives up after a moment."""
     reader = Consumer({**options, "enable.partition.eof": "true"})
     try:
         reader.assign([TopicPartition(topic, 0, OFFSET_TAIL_BASE - TAIL_RECORDS)])
@@ -545,7 +547,7 @@ def look_for_strangers(
             if message is None:
                 continue
             if message.error() is not None:
-                return  # the end, or nothing to be had: the group itself will tell
+                return  # ended, or nothing readable: the group itself will show it
             heartbeat = decode(message.value())
             if heartbeat is not None:
                 refuse(heartbeat, message)

@@ -1,14 +1,14 @@
-"""Whether Kafka answers this member, whether the group counts it in, and whether anybody leads it.
+"""Whether Kafka answers this member, whether the group counts it in, and whether anyone leads it.
 
-`Reaching` and `Membership` read the client's own statistics: the states of its connections, of the one to the group's
+`Reaching` and `Membership` read the client's own statistics: the states of its connections, of the one to the group
 coordinator and of its membership. A standby without a partition receives no callback when it loses either, so nothing
-else would tell. Nor does anything tell it that the leader has died, before the group gives up the dead one's session:
-`Pulse` looks whether the leader topic still grows. `Stranded` notices in a client's statistics that it will never
-reach a broker again.
+else would reveal it. Nor does anything reveal that the leader has died before its session expires: `Pulse` checks
+whether the leader topic still grows. `Stranded` detects from a client's statistics that it will never reach a broker
+again.
 
-None of them asks the member's own client anything that it would not wait for: librdkafka closes a connection on which
-a request has run out of time. On a way that is slower than our patience, each question would cost the member the
-connection to its coordinator, and it would never join.
+None of them sends a request on the member's own client that the client could not wait for: librdkafka closes a
+connection on which a request has timed out. Over a path slower than our timeouts, each request would cost the member
+the connection to its coordinator, and it would never join.
 """
 
 from __future__ import annotations
@@ -28,41 +28,40 @@ from harvester.neli.group import Missing
 
 STATISTICS_MS = 500
 ASKING = {**SILENT, "metadata.max.age.ms": "3000"}
-"""For the client that a pulse asks. It would keep for a quarter of an hour that a partition has no leader."""
+"""For the pulse's client, which would otherwise remember for a quarter of an hour that a partition has no leader."""
 STRANDED = "Kafka's client has dropped its last broker (librdkafka issue 5301)"
-_STRANDED_S = 2.0  # a client may be without a broker for a moment
-_NO_BROKERS = frozenset({"logical", "internal"})  # a group's coordinator, which stands for another; the client itself
+_STRANDED_S = 2.0  # a client may briefly have no broker
+_NO_BROKERS = frozenset({"logical", "internal"})  # an alias for a group's coordinator; the client itself
 _JOINING = frozenset({"wait-join", "wait-sync"})
 _ANSWER_S = 10.0
-_SPEC: Any = OffsetSpec  # whose functions have no types
+_SPEC: Any = OffsetSpec  # its functions are untyped
 
 
 class Reaching:
-    """Notes that no broker can be reached, until one is connected again. Pure."""
+    """Reports that no broker can be reached, until one is connected again. Pure."""
 
     def __init__(self, trouble: Callable[[str | None], None]) -> None:
         self._trouble = trouble
         self.is_lost = False
 
     def heard(self, error: KafkaError) -> None:
-        """Take an error that the client reports to its error callback."""
+        """Process an error from the client's error callback."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.is_lost = True
             self._trouble("Kafka: no broker can be reached")
 
     def read(self, statistics: Mapping[str, Any]) -> None:
-        """Take a report of the client (librdkafka's STATISTICS.md)."""
+        """Process a statistics report of the client (librdkafka's STATISTICS.md)."""
         if self.is_lost and any(broker["state"] == "UP" for broker in statistics["brokers"].values()):
             self.is_lost = False
             self._trouble(None)
 
 
 class Stranded:
-    """Notices that one client has dropped its last broker, so that its owner has to make another one (P48). Pure.
+    """Detects that a client has dropped its last broker, so that its owner must replace it (P48). Pure.
 
-    Only for a client that is polled all the time, since reports that nobody takes fill the memory, and that has little
-    to do: one that reports takes a lock for each record.
-    States: it has a broker, or may be about to have one; it is stranded (`is_so`), which lasts.
+    Only for a client that is polled continuously, since unserved reports fill the memory, and that has little to do: a
+    client that reports takes a lock for each record. Once stranded (`is_so`), a client stays so.
     """
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class Stranded:
         self.is_so = False
 
     def read(self, statistics: Mapping[str, Any]) -> None:
-        """Take a report of the client (librdkafka's STATISTICS.md)."""
+        """Process a statistics report of the client (librdkafka's STATISTICS.md)."""
         now_us = statistics["ts"]
         if any(broker["source"] not in _NO_BROKERS for broker in statistics["brokers"].values()):
             self._since_us = None
@@ -81,9 +80,9 @@ class Stranded:
 
 
 class Membership:
-    """What the statistics of one consumer say about its place in the group. Pure.
+    """A consumer's membership of the group according to its statistics. Pure.
 
-    Written by the member's thread, read by any.
+    Written by the member's thread, readable by any.
     """
 
     def __init__(self, group: str, session_s: float) -> None:
@@ -93,7 +92,7 @@ class Membership:
         self._joining_at: float | None = None  # since when the group has not answered its request to join
 
     def read(self, statistics: Mapping[str, Any], now: float) -> None:
-        """A report of the client; one without a group says nothing."""
+        """Process a report of the client; ignored if it contains no group."""
         group = statistics.get("cgrp")
         if group is None:
             return
@@ -108,26 +107,26 @@ class Membership:
             self._joining_at = now
 
     def missing(self, now: float) -> Missing | None:
-        """Why this is no member; None if it is. A rebalance may take as long as a dead member's session."""
+        """Why this is not a member; None if it is. A rebalance may take as long as a dead member's session."""
         if self._steady_at is not None and (self._membership == "steady" or now - self._steady_at < self._session_s):
             return None
         if self._joining_at is not None:
             left_s = max(0.0, self._joining_at + self._session_s - now)
             return Missing(f"joins group {self._group}, which waits for members that do not answer", left_s)
         if self._coordinator in ("", "up"):
-            return Missing(f"group {self._group} is not joined yet")
+            return Missing(f"has not joined group {self._group} yet")
         return Missing(f"the coordinator of group {self._group} does not answer")
 
 
 class Pulse:
-    """Whether anybody's heartbeats arrive in the leader topic: its end moves with each. A standby reads none of them.
+    """Whether heartbeats arrive in the leader topic: its end moves with each. A standby reads none of them.
 
-    Written by the member's thread, read by any; pure but for `look`, which asks a client of its own.
+    Written by the member's thread, readable by any; pure except for `look`, which uses a client of its own.
     """
 
     def __init__(self, topic: str, group: str, session_s: float, timing: ElectionTiming) -> None:
         self._topic, self._group, self._timing = topic, group, timing
-        # Who died did so before the next heartbeat was due. The group hears of the dead one's end with a heartbeat.
+        # A dead leader died before its next heartbeat was due. The group learns of its end with a heartbeat.
         self._ends_s = timing.heartbeat_interval_s + session_s + timing.missed_heartbeats_s
         self._look_at = -math.inf
         self._asked: Future[Any] | None = None
@@ -135,14 +134,14 @@ class Pulse:
         self._heard_at: float | None = None  # when the end was first seen where it is now
 
     def look(self, admin: Any) -> bool:
-        """At every turn of a standby; asks once in a heartbeat's interval, and does not wait for the answer.
+        """To be called at every turn of a standby; asks once per heartbeat interval, without waiting for the answer.
 
-        False when the client had no answer of a broker: the next look is to be another client's.
+        False if the client got no answer from a broker: use another client next time.
         """
         now = clock_s()
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
-            error: Any = asked.exception()  # once raised, it would keep the client alive by its traceback
+            error: Any = asked.exception()  # raised, it would keep the client alive through its traceback
             if error is None:
                 self.seen(asked.result().offset, now)
             else:
@@ -156,20 +155,20 @@ class Pulse:
             place = TopicPartition(self._topic, 0)
             self._asked = admin.list_offsets({place: _SPEC.latest()}, request_timeout=_ANSWER_S)[place]
         else:
-            self.forget()  # Kafka is silent, which says nothing about the leader
+            self.forget()  # Kafka does not answer, which says nothing about the leader
         return True
 
     def seen(self, end: int, now: float) -> None:
-        """The partition ends there."""
+        """The partition's end was read."""
         if end != self._end:
             self._end, self._heard_at = end, now
 
     def forget(self) -> None:
-        """Nobody knows."""
+        """The end is unknown."""
         self._end = self._heard_at = None
 
     def missing(self, now: float) -> Missing | None:
-        """A leader that is silent for longer than it is trusted; None while there is one, or nobody knows."""
+        """The leader has been silent for longer than it is trusted; None while one is heard, or if that is unknown."""
         heard_at = self._heard_at
         if heard_at is None or now - heard_at < self._timing.heartbeat_timeout_s:
             return None

@@ -1,15 +1,15 @@
-"""The second proof of a leader: offset commits that the group's coordinator accepts, so that it still counts us in.
+"""A leader's second proof: offset commits accepted by the group coordinator, showing that it still counts us in.
 
-A commit is accepted during a rebalance that we have not answered, too. What tells us of the rebalance is the
-client's own heartbeat to the group, whose answer nobody shows us; it travels on the connection of the commits, in
-order, and one commit is under way at a time. So when commit k is accepted, every group heartbeat sent before commit
-k − 1 was sent is answered. One that had met a rebalance would have made the client send its JoinGroup, `rejoin_delay`
-later at most. A commit j sent after that stands behind the JoinGroup, and is accepted under the old generation only if
-there was none. Group heartbeats are sent at most `missed_heartbeats` apart; therefore
+A commit is accepted even during a rebalance that we have not answered. What announces the rebalance is the client's own
+heartbeat to the group, whose answer we do not see; it travels on the same connection as the commits, in order, and one
+commit is under way at a time. So when commit k is accepted, every group heartbeat sent before commit k − 1 was sent has
+been answered. If one of them had met a rebalance, the client would have sent its JoinGroup at most `rejoin_delay`
+later. A commit j sent after that is queued behind the JoinGroup, and is accepted under the old generation only if there
+was none. Group heartbeats are sent at most `missed_heartbeats` apart; therefore
 
     sent(j) >= answered(k) + rejoin_delay   =>   rebalance began > sent(k − 1) - missed_heartbeats
 
-Before there are such commits, the assignment stands for them: the group was stable when it sent us that.
+Until there are such commits, the assignment takes their place: the group was stable when it sent it.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from harvester.neli.election import ElectionTiming
 
 
 class Stability:
-    """Since when at least no rebalance is under way that commits do not tell. Pure."""
+    """The latest moment before which no unanswered rebalance can have begun. Pure."""
 
     def __init__(self, timing: ElectionTiming, now: float) -> None:
         """Partition 0 was assigned `now`."""
         self._missed_s, self._delay_s = timing.missed_heartbeats_s, timing.rejoin_delay_s
         self._known = now - self._missed_s
-        self._accepted: deque[tuple[float, float]] = deque()  # answered at, what that one shows
+        self._accepted: deque[tuple[float, float]] = deque()  # answered at, stable at
         self._last_sent_at = now
 
     def at(self, now: float) -> float:
-        """For a commit that is sent `now`: if it is accepted, no rebalance that we have not answered began before."""
+        """For a commit sent `now`: if it is accepted, any rebalance that we have not answered began after this."""
         while self._accepted and self._accepted[0][0] + self._delay_s <= now:
             self._known = max(self._known, self._accepted.popleft()[1])
         return self._known
 
     def accepted(self, sent_at: float, now: float) -> None:
-        """A commit was answered well."""
+        """A commit was accepted."""
         self._accepted.append((now, self._last_sent_at - self._missed_s))
         self._last_sent_at = sent_at
 
 
 class Commits:
-    """Of one member, for partition 0 of the leader topic. `position`: what is committed; None until it is known.
+    """One member's commits, for partition 0 of the leader topic. `position`: what is committed; None until known.
 
-    Each commit carries its number as metadata, by which its answer is known. For the member's thread.
+    Each commit carries its number as metadata, which identifies its answer. For the member's thread.
     """
 
     def __init__(self, topic: str, timing: ElectionTiming) -> None:
@@ -62,12 +62,12 @@ class Commits:
         self.position: int | None = None
 
     def begin(self) -> None:
-        """Partition 0 is assigned, perhaps to a client that is new; what was asked before is forgotten."""
+        """Partition 0 is assigned, perhaps to a new client; earlier requests are forgotten."""
         self._under_way = None
         self._stability = Stability(self._timing, clock_s())
 
     def ask(self, consumer: Any) -> None:
-        """Commit, without waiting for it; does nothing soon after the last time, or before the last was answered."""
+        """Commit without waiting for the answer; does nothing soon after the last commit, or before it was answered."""
         now = clock_s()
         if self.position is None or self._under_way is not None or now < self._next_at:
             return
@@ -81,7 +81,9 @@ class Commits:
             self._under_way = None
 
     def answered(self, error: KafkaError | None, partitions: Any) -> Iterator[tuple[float, float]]:
-        """The client's answer: of one that was accepted, when it was asked for and since when the group was stable."""
+        """Process the client's answer: if it is a success, yields when it was sent and since when the group was
+        stable.
+        """
         for partition in partitions or ():
             if self._under_way is None or int(partition.metadata or 0) != self._under_way[0]:
                 continue

@@ -1,5 +1,6 @@
-"""The leader topic: made if it is missing, because a member of a group on a missing topic waits for ever; what keeps
-heartbeats out of it; and the id of the cluster that it is in.
+"""The leader topic: creates it if missing, explains refused heartbeats, and reads the cluster's id.
+
+Without the topic, a member of the group would wait forever.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _LOOK_S = 0.5
 _REMEDIES = {
     KafkaError.MSG_SIZE_TOO_LARGE: f"raise the topic's max.message.bytes to {LEAST_MESSAGE_BYTES} or more",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user to write to the topic",
-    KafkaError.TOPIC_EXCEPTION: "set leader_topic to a topic that Kafka has not reserved for itself",
+    KafkaError.TOPIC_EXCEPTION: "set leader_topic to a topic that is not reserved by Kafka",
     KafkaError.INVALID_RECORD: "set the topic's cleanup.policy to delete",
     KafkaError.POLICY_VIOLATION: "set leader_topic to a topic that the cluster's policies let this user write to",
     KafkaError.NOT_ENOUGH_REPLICAS: "bring brokers back, or lower the topic's min.insync.replicas",
-    KafkaError._MSG_TIMED_OUT: "see whether the topic has a leader and min.insync.replicas in sync",
+    KafkaError._MSG_TIMED_OUT: "check that the topic has a leader and min.insync.replicas in sync",
 }
 
 
@@ -37,31 +38,31 @@ _PASSING = frozenset({KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT}
 
 
 def needs_somebody(error: KafkaError) -> bool:
-    """True of a refusal that lasts until somebody changes a setting or a right."""
+    """Whether this refusal lasts until a setting or permission is changed."""
     return error.code() in _REMEDIES.keys() - _PASSING
 
 
 def refusal(topic: str, error: KafkaError) -> str:
-    """What to say of a heartbeat that Kafka did not take: cause and remedy."""
+    """Explains a heartbeat that Kafka refused: cause and remedy."""
     remedy = _REMEDIES.get(error.code(), "run `harvester doctor`")
-    return f"the leader topic {topic!r} takes no heartbeat, so nobody can lead: {error.str()}; {remedy}"
+    return f"the leader topic {topic!r} accepts no heartbeats, so nobody can lead: {error.str()}; {remedy}"
 
 
 def ensuring_leader_topic(
     topic: str, options: Mapping[str, Any], warn: Callable[[str], None], ended: Callable[[], bool]
 ) -> Future[str | None]:
-    """`ensure_leader_topic` on a thread of its own, since Kafka may take long; only the process's end waits for it."""
+    """Run `ensure_leader_topic` on its own thread, since Kafka may take long; only the process's end waits for it."""
     found: Future[str | None] = Future()
 
     def ensure() -> None:
         try:
             found.set_result(ensure_leader_topic(topic, options, warn, ended))
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised where the result is read
             found.set_exception(error)
 
     try:
-        threading.Thread(target=ensure, name="neli-topic", daemon=False).start()  # no client may outlive it
-    except RuntimeError:  # Python 3.12 starts none once the main thread has ended
+        threading.Thread(target=ensure, name="neli-topic", daemon=False).start()  # no client may outlive the process
+    except RuntimeError:  # Python 3.12 starts no thread once the main thread has ended
         ensure()
     return found
 
@@ -69,19 +70,19 @@ def ensuring_leader_topic(
 def ensure_leader_topic(
     topic: str, options: Mapping[str, Any], warn: Callable[[str], None], ended: Callable[[], bool] = lambda: False
 ) -> str | None:
-    """None when the topic is there (now); otherwise what is in the way, in words.
+    """None if the topic exists (by now); otherwise the obstacle, in words.
 
-    Once it has `ended`, brokers that cannot be reached are given up soon.
+    Once `ended` returns True, unreachable brokers are soon given up.
     """
     admin, refusals = admin_client(options)
     try:
-        metadata = _all_topics(admin, ended)  # asking for one by name would create it
+        metadata = _all_topics(admin, ended)  # requesting one by name could create it
         found = metadata.topics.get(topic)
         if found is not None and found.error is None and found.partitions:
             if len(found.partitions) > 1:
                 warn(
-                    f"the leader topic {topic!r} has {len(found.partitions)} partitions: a member that joins may take"
-                    " partition 0, and leadership, from another; with one partition it cannot"
+                    f"the leader topic {topic!r} has {len(found.partitions)} partitions: a joining member may take"
+                    " partition 0, and with it leadership, from another; with one partition it cannot"
                 )
             return None
         config = {"retention.ms": "86400000", "cleanup.policy": "delete"}
@@ -102,13 +103,13 @@ def ensure_leader_topic(
 
 
 def _all_topics(admin: AdminClient, ended: Callable[[], bool]) -> Any:
-    """As long as no broker can be reached, in short attempts."""
+    """Retries in short attempts for as long as no broker can be reached."""
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
             return admin.list_topics(timeout=_LOOK_S)
         except KafkaException as error:
-            asked = error.args[0].code() == KafkaError._TIMED_OUT  # a broker that is slow to answer is asked once more
+            asked = error.args[0].code() == KafkaError._TIMED_OUT  # asked once more if a broker is slow to answer
             if ended() or time.monotonic() > deadline:
                 raise
         if asked:
@@ -116,7 +117,7 @@ def _all_topics(admin: AdminClient, ended: Callable[[], bool]) -> Any:
 
 
 def ask_cluster_id(options: Mapping[str, Any]) -> str | None:
-    """`cluster_id`, by a client that is made for this question."""
+    """Calls `cluster_id` with a temporary client."""
     try:
         return cluster_id(AdminClient({**options, **SILENT}), None)
     except BrokerUnavailable as error:
@@ -125,12 +126,12 @@ def ask_cluster_id(options: Mapping[str, Any]) -> str | None:
 
 
 def cluster_id(client: Any, topic: str | None) -> str | None:
-    """The id of this client's Kafka cluster, None when it has none. Raises BrokerUnavailable.
+    """The id of this client's Kafka cluster, None if it has none. Raises BrokerUnavailable.
 
-    `topic`: one that exists, so that the answer is short; a missing one might be created by the question.
+    `topic`: an existing one, to keep the answer short; a missing one might be created by the request.
     """
     try:
         found: str | None = client.list_topics(topic, timeout=_TIMEOUT_S).cluster_id
     except KafkaException as error:
-        raise BrokerUnavailable(f"Kafka does not tell the id of its cluster: {error.args[0].str()}") from error
+        raise BrokerUnavailable(f"Kafka does not return the id of its cluster: {error.args[0].str()}") from error
     return found

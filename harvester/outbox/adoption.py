@@ -22,12 +22,14 @@ WHERE c.oid = pg_catalog.to_regclass($1)"""
 
 
 def statements(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route | None) -> list[str]:
-    """What `adopt` executes; `source` is a name as in SQL. Raises SchemaError."""
+    """The statements that `adopt` executes; `source` is a name as in SQL. Raises SchemaError."""
     with database_errors(f"look at {source}"):
         shape = outbox_shape(table, read_facts(connection, table))
         row = execute(connection, _LOOK, source).fetchone()
     if row is None:
-        raise SchemaError(f"there is no table {source} in this database", hint="name the table whose rows are meant")
+        raise SchemaError(
+            f"there is no table {source} in this database", hint="name the table whose rows are to become records"
+        )
     schema, name, kind, columns = row
     placed, found = OutboxTable(shape.schema, table.name), OutboxTable(schema, name)
     if route is None:
@@ -36,10 +38,10 @@ def statements(connection: psycopg.Connection[Any], table: OutboxTable, source: 
 
 
 def adopt(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route | None) -> None:
-    """From now on each new row of `source` is a record as well; where it was adopted before, it is routed anew.
+    """From now on each new row of `source` also becomes a record; a table adopted before gets the new route.
 
-    Without a route its new rows are no longer captured; those that wait in the outbox are still published. Waits for
-    those who write to it, no longer than `init` would. Raises SchemaError, DatabaseUnavailable.
+    Without a route, new rows are no longer captured; those waiting in the outbox are still published. Waits for the
+    table's writers, but no longer than `init` would. Raises SchemaError, DatabaseUnavailable.
     """
     with database_errors(f"adopt {source}"), locked(connection):
         for statement in statements(connection, table, source, route):

@@ -1,8 +1,8 @@
-"""The archive: what purges leave behind for audits, in a table partitioned by day (UTC).
+"""The archive: what purges keep for audits, in a table partitioned by day (UTC).
 
-Purges must never fail for want of a partition: a DEFAULT one takes what no day does. `ArchiveKeeper` makes the days
-ahead, moves home what the DEFAULT partition took meanwhile, and drops days that are past retention; several may do so
-at once. The clock is the database's, as it is for `purged_at`.
+Purges must never fail for lack of a partition: a DEFAULT one takes rows for which no day exists. `ArchiveKeeper`
+creates days in advance, moves rows from the DEFAULT partition to their days, and drops days beyond the retention;
+several keepers may run at once. The clock is the database's, as for `purged_at`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from harvester.outbox.tables import OutboxTable
 Connection = psycopg.Connection[Any]
 
 DAYS_AHEAD = 3
-# Dropping a day locks the whole archive, behind whose lock every purge waits: give up soon, try again tomorrow.
+# Dropping a day locks the whole archive, and every purge waits behind that lock: give up soon, try again tomorrow.
 LOCK_TIMEOUT_MS = 2_000
 
 _EVERY_S = 3600.0
-_AGAIN_S = 60.0  # after the database could not be reached
+_AGAIN_S = 60.0  # after the database was unreachable
 
 _INIT_HINT = "run `harvester init` with the same configuration"
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperRun:
-    """What the keeper did, and, as `problem`, what it could not do."""
+    """What the keeper did and, as `problem`, what it could not do."""
 
     created: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -45,8 +45,8 @@ class KeeperRun:
 def create_archive(table: OutboxTable) -> list[str]:
     """The table, its DEFAULT partition, and an index for looking up ids.
 
-    Of "ids" the columns from kafka_value on stay NULL, so that a change of the setting changes no table. Key and value
-    are the bytes that Kafka got: they follow no change of the outbox's types.
+    With "ids", the columns from kafka_value on stay NULL, so that changing the setting changes no table. Key and value
+    are the bytes that Kafka got, independent of changes of the outbox's types.
     """
     index = OutboxTable(None, table.name).beside("archive_id")
     return [
@@ -68,13 +68,13 @@ def create_archive(table: OutboxTable) -> list[str]:
 
 
 def exists(connection: Connection, table: OutboxTable) -> bool:
-    """Whether there is a table of the archive's name."""
+    """Whether a table with the archive's name exists."""
     with database_errors(f"look for {table.archive}"):
         return bool(fetch_row(connection, "SELECT to_regclass($1) IS NOT NULL", table.archive)[0])
 
 
 def check_archive(connection: Connection, table: OutboxTable) -> None:
-    """Raises SchemaError where purges could not write an archive."""
+    """Raises SchemaError if purges could not write an archive."""
     with database_errors(f"inspect {table.archive}"):
         partitioned, may_insert, user = fetch_row(
             connection,
@@ -96,10 +96,10 @@ def check_archive(connection: Connection, table: OutboxTable) -> None:
 
 
 def keep_archive(connection: Connection, table: OutboxTable, retention: timedelta) -> KeeperRun:
-    """Make today's partition and those of the next days, drop those that ended before the retention began.
+    """Create the partitions of today and the next days, and drop those that ended before the retention began.
 
-    Only the owner of the archive may do this. Where something cannot be done, `problem` says so; the rest is done.
-    Raises DatabaseUnavailable when the session is lost.
+    Requires ownership of the archive. What could not be done is in `problem`; the rest is done. Raises
+    DatabaseUnavailable when the session is lost.
     """
     created: list[str] = []
     dropped: list[str] = []
@@ -121,7 +121,7 @@ def keep_archive(connection: Connection, table: OutboxTable, retention: timedelt
                 with _step(connection, problems, f"drop {name}"):
                     connection.execute(f"DROP TABLE IF EXISTS {name}")
                     dropped.append(name)
-        # Others leave what stands in the DEFAULT partition to the owner: it is no trouble of theirs.
+        # Only the owner clears the DEFAULT partition; for other users this is not a problem to report.
         owns = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_catalog.pg_class WHERE oid = to_regclass($1)"
         if fetch_row(connection, owns, table.archive)[0]:
             with _step(connection, problems, f"clear {_default(table)}"):
@@ -130,7 +130,9 @@ def keep_archive(connection: Connection, table: OutboxTable, retention: timedelt
 
 
 def _create_day(connection: Connection, table: OutboxTable, day: date) -> None:
-    """Made apart and then attached: other than CREATE … PARTITION OF, that lets purges into other days go on."""
+    """Created separately and then attached: unlike CREATE … PARTITION OF, this does not block purges into other
+    days.
+    """
     if _covered(_partitions(connection, table), day):
         return  # another keeper was faster
     name, default = _day_name(table, day), _default(table)
@@ -151,7 +153,7 @@ def _create_day(connection: Connection, table: OutboxTable, day: date) -> None:
 
 @contextmanager
 def _step(connection: Connection, problems: list[str], what: str) -> Iterator[None]:
-    """A transaction of its own, one keeper at a time, with a bound on waiting; what goes wrong is noted."""
+    """A separate transaction with a limit on waiting, one keeper at a time; failures are noted."""
     try:
         with connection.transaction():
             connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
@@ -164,7 +166,7 @@ def _step(connection: Connection, problems: list[str], what: str) -> Iterator[No
 
 
 def _partitions(connection: Connection, table: OutboxTable) -> list[tuple[str, datetime, datetime]]:
-    """Name (quoted for SQL text), first moment and end of each day; the DEFAULT partition is left out."""
+    """Name (quoted for SQL text), start and end of each day, without the DEFAULT partition."""
     rows = execute(
         connection,
         r"""SELECT b.name, b.bound[1]::timestamptz, b.bound[2]::timestamptz FROM (
@@ -198,9 +200,9 @@ def _default(table: OutboxTable) -> str:
 
 
 class ArchiveKeeper(threading.Thread):
-    """Looks after the archive at once and then every hour; several harvesters may do so at the same time.
+    """Maintains the archive immediately and then every hour; several harvesters may do so at the same time.
 
-    `problem` gets what it could not do, in words, and None when nothing is wrong.
+    `problem` receives what the keeper could not do, in words, and None when nothing is wrong.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class ArchiveKeeper(threading.Thread):
         self._dsn = dsn
 
     def stop(self) -> None:
-        """Ends the thread without waiting for it."""
+        """End the thread without waiting for it."""
         self._ended.set()
 
     def run(self) -> None:

@@ -1,7 +1,7 @@
-"""The stashers for asyncio; everything said in `stasher` holds here too.
+"""The stashers for asyncio; everything in `stasher` applies here too.
 
-A leased stasher's record takes its number before its statement is on its way, and answers are awaited afterwards. So
-stashes may be gathered, and within a pipeline they are under way together; one that fails fails all behind it.
+A leased stasher numbers a record before it sends the statement, and awaits the answer afterwards. So stashes may be
+gathered, and within a pipeline they are under way together; if one fails, all behind it fail.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class AsyncStasherBase(StasherCore, Generic[TargetT, SourceT, C]):
         return (await self._run(connection, [insert_one(await self._insertion(connection), record)]))[0]
 
     async def stash_many(self, target: TargetT, records: Iterable[OutboxRecord]) -> list[int]:
-        """Write records in order, all or none; returns their ids, which grow in that order. All are checked first."""
+        """Write records in order, all or none; returns their ids, which ascend in that order. All are checked first."""
         connection = await self._connection(target)
         return await self._run(connection, insert_many(await self._insertion(connection), records))
 
     async def lease(self, target: SourceT, name: str) -> Lease:
-        """Take a lease of one name, as `lease_many` does."""
+        """Take a lease of one name, like `lease_many`."""
         return (await self.lease_many(target, [name]))[0]
 
     async def lease_many(self, target: SourceT, names: Iterable[str]) -> list[Lease]:
-        """Take leases for `leased`, in a transaction of their own; as `harvester.Stasher.lease_many`."""
+        """Take leases for `leased`, in a transaction of their own; see `harvester.Stasher.lease_many`."""
         with self._missing_table_named():
             async with self._apart(target) as connection:
                 return await async_perform(self._take(connection, names), self._fetching(connection))
@@ -69,7 +69,7 @@ class AsyncStasherBase(StasherCore, Generic[TargetT, SourceT, C]):
         return insertion
 
     async def _run(self, connection: C, batches: Sequence[Steps[list[R]]], *, prepare: bool | None = None) -> list[R]:
-        """Run batches, one after the other; all or none of them have an effect."""
+        """Run batches one after the other; either all of them take effect or none."""
         fetch = self._fetching(connection, prepare)
         async with self._savepoint(connection) if len(batches) > 1 else nullcontext():
             return [done for steps in batches for done in await async_perform(steps, fetch)]
@@ -78,7 +78,7 @@ class AsyncStasherBase(StasherCore, Generic[TargetT, SourceT, C]):
         raise NotImplementedError
 
     def _fetching(self, connection: C, prepare: bool | None = None) -> AsyncFetch:
-        """How statements are executed; `prepare`: the same ones will come again."""
+        """How statements are executed; `prepare`: the same ones will be repeated."""
         raise NotImplementedError
 
     def _savepoint(self, connection: C) -> AbstractAsyncContextManager[object]:
@@ -90,14 +90,14 @@ class AsyncStasherBase(StasherCore, Generic[TargetT, SourceT, C]):
 
 
 class AsyncLeasedStasherBase(Numbered, Generic[TargetT, SourceT, C]):
-    """The methods of every stasher for asyncio that numbers its records; it raises what `LeasedStasher` does."""
+    """The methods of all asyncio stashers that number their records; raises the same errors as `LeasedStasher`."""
 
     def __init__(self, lease: Lease, stasher: AsyncStasherBase[TargetT, SourceT, C]) -> None:
         super().__init__(lease)
         self._stasher = stasher
 
     async def stash(self, target: TargetT, record: OutboxRecord, *, position: str | None = None) -> Stashed:
-        """Write one record, if its number is the next one; `position` is saved with it, None leaves the one before."""
+        """Write one record if its number is next; saves `position` with it, None keeps the previous one."""
         connection = await self._stasher._connection(target)
         insertion = await self._stasher._insertion(connection)
         steps = self._one(insertion, record, position, hopeful=self._in_turn(connection))
@@ -106,9 +106,9 @@ class AsyncLeasedStasherBase(Numbered, Generic[TargetT, SourceT, C]):
     async def stash_many(
         self, target: TargetT, records: Iterable[OutboxRecord], *, position: str | None = None
     ) -> list[Stashed]:
-        """Write records in order, all or none, leaving out those that are there; `position` is that of the last one.
+        """Write records in order, all or none, skipping those already written; `position` is that of the last one.
 
-        Of no records at all nothing is saved, the position neither.
+        With no records nothing is saved, not even the position.
         """
         connection = await self._stasher._connection(target)
         insertion = await self._stasher._insertion(connection)
@@ -168,13 +168,13 @@ class AsyncStasher(AsyncStasherBase[AsyncTarget, AsyncTarget, psycopg.AsyncConne
 
 
 class AsyncPreparedStasher:
-    """Made by `AsyncStasher.prepare`; use it one call at a time and no longer than the connection."""
+    """Made by `AsyncStasher.prepare`; use it for one call at a time and no longer than the connection."""
 
     def __init__(self, stasher: AsyncStasher, connection: psycopg.AsyncConnection[Any], insertion: Insertion) -> None:
         self._stasher, self._connection, self._insertion = stasher, connection, insertion
 
     async def stash(self, record: OutboxRecord) -> int:
-        """Write one record; returns its id. Raises as `AsyncStasher.stash`."""
+        """Write one record; returns its id. Raises the same errors as `AsyncStasher.stash`."""
         return (await self._stasher._run(self._connection, [insert_one(self._insertion, record)], prepare=True))[0]
 
 
@@ -187,7 +187,7 @@ class AsyncLeasedStasher(AsyncLeasedStasherBase[AsyncTarget, AsyncTarget, psycop
 
     @asynccontextmanager
     async def transaction(self, target: AsyncTarget) -> AsyncIterator[psycopg.AsyncTransaction]:
-        """A transaction whose end without a commit takes the numbers back, too; see `LeasedStasher.transaction`."""
+        """A transaction that takes its numbers back unless it commits; see `LeasedStasher.transaction`."""
         connection = await self._stasher._connection(target)
         with self._taken_back() as outcome:
             async with connection.transaction() as transaction:
@@ -201,7 +201,7 @@ class AsyncLeasedStasher(AsyncLeasedStasherBase[AsyncTarget, AsyncTarget, psycop
     async def _run(
         self, connection: psycopg.AsyncConnection[Any], batches: Sequence[Steps[list[Stashed]]]
     ) -> list[Stashed]:
-        # A hopeful step finds the lease where the one before it has left it, so they take turns; the connection has one
+        # A hopeful step expects the lease as the previous one left it, so steps take turns; the connection executes one
         # statement at a time anyway. In a pipeline all are under way together.
         async with self._turn if self._in_turn(connection) else nullcontext():
             return await super()._run(connection, batches)

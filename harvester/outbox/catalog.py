@@ -1,7 +1,7 @@
-"""What PostgreSQL's catalog says about the outbox and the tables beside it, read in one round trip.
+"""What PostgreSQL's catalog says about the outbox and its companion tables, read in one round trip.
 
-Facts only: whether they are good enough is judged in `shape`. Reading them needs no privilege on the tables, and
-a table that is missing is a fact, not an error, so nothing here can break the caller's transaction.
+Facts only: `shape` decides whether they are good enough. Reading them needs no privilege on the tables, and a missing
+table is a fact, not an error, so nothing here can break the caller's transaction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from harvester.outbox.tables import OutboxTable
 
-# $schema is compared only where a schema was named; otherwise the search path decides, as it does for writers.
+# $schema is compared only if a schema was named; otherwise the search path decides, as it does for writers.
 CATALOG_SQL = """
 WITH named AS (
     SELECT to_regclass(%(outbox)s)::oid AS outbox,
@@ -107,7 +107,7 @@ FROM named
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`type` as format_type gives it without modifier; `max_length` is n of varchar(n), in characters."""
+    """`type` as returned by format_type without modifier; `max_length` is n of varchar(n), in characters."""
 
     name: str
     type: str
@@ -119,7 +119,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One of the three names. `kind`, `persistence`: letters of pg_class; `lacks`: privileges we do not have."""
+    """One of the three tables. `kind`, `persistence`: letters of pg_class; `lacks`: privileges that we do not have."""
 
     oid: int
     schema: str
@@ -134,7 +134,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """The sequence that `id` is taken from; `name` is qualified and quoted for SQL text."""
+    """The sequence that provides `id`; `name` is qualified and quoted for SQL text."""
 
     name: str
     cache: int
@@ -145,7 +145,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The catalog at one moment; a relation that does not exist is None."""
+    """The catalog at one moment; a missing relation is None."""
 
     server_version: int  # as in server_version_num: 160003 is 16.3
     user: str  # quoted for SQL text
@@ -157,8 +157,8 @@ class Facts:
     ordered_by_id: bool  # id has a unique btree index of its own
     notifies: bool  # the enabled trigger for this table's channel is there
     database: str = ""
-    other_databases: tuple[str, ...] = ()  # of this server; asked for only where there is no outbox
-    encoding: str = "UTF8"  # of the database, by PostgreSQL's name
+    other_databases: tuple[str, ...] = ()  # of this server; read only if there is no outbox
+    encoding: str = "UTF8"  # of the database; PostgreSQL's name
 
 
 def catalog_parameters(table: OutboxTable) -> dict[str, str | None]:

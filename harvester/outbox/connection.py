@@ -1,16 +1,16 @@
-"""Sessions with PostgreSQL: how they are opened, which outbox they are with, and whether a pooler stands between.
+"""Sessions with PostgreSQL: how they are opened, which outbox they are with, and whether a pooler is in between.
 
-A session of the harvester is writable, speaks UTF-8, waits for its commits to be durable, and notices a peer that is
-gone within seconds. psycopg's errors end here: callers see `DatabaseUnavailable` (try again) or `SchemaError`
-(somebody has to act), never a password.
+A session of the harvester is writable, uses UTF-8, waits for its commits to be durable, and notices a lost peer within
+seconds. psycopg's errors end here: callers see `DatabaseUnavailable` (try again) or `SchemaError` (manual intervention
+is needed), never a password.
 
-*Identity* (P9, P35). An id means a row only on one server, on one timeline, in one table with one run of its sequence:
-`OutboxIdentity`. Sessions compare theirs with the one that the term was taken on.
+*Identity* (P9, P35). An id identifies a row only on one server, on one timeline, in one table with one run of its
+sequence: `OutboxIdentity`. Sessions compare theirs with the one on which the term was taken.
 
-*Poolers.* The relay needs sessions of its own, not a backend lent for each transaction. Settings that it makes for its
-session (`synchronous_commit`, timeouts) would be those of another transaction's backend, and stay there for whoever
-gets it next; prepared statements would be unknown; notifications would go to nobody. Above all, the sessions that the
-term row names would be backends that others are using: a new leader ends them (P7).
+*Poolers.* The relay needs sessions of its own, not a backend lent for each transaction. Otherwise, session settings
+(`synchronous_commit`, timeouts) would apply to another transaction's backend and remain there for its next user;
+prepared statements would be unknown; notifications would be lost. Above all, the sessions recorded in the term row
+would be backends that others are using, and a new leader ends them (P7).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from harvester.outbox.tables import OutboxTable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# How long a server may say nothing before the session counts as broken. TCP notices a peer that is gone; a proxy whose
-# far side is gone is there, and would be waited for without end.
+# How long a server may send nothing before the session counts as broken. TCP notices a lost peer; but a proxy that has
+# lost its own peer is still reachable, and would be waited for indefinitely.
 SILENCE_S = 30.0
 
-# A dead peer is noticed after 5 + 3 * 2 = 11 s, with data under way as without.
+# A dead peer is noticed after 5 + 3 * 2 = 11 s, whether or not data is under way.
 _DEFAULTS: dict[str, str | int] = {
     "connect_timeout": 5,
     "target_session_attrs": "read-write",
@@ -46,9 +46,9 @@ _DEFAULTS: dict[str, str | int] = {
     "tcp_user_timeout": 11_000,
 }
 
-# What defaults of the role or the database could otherwise change. remote_apply promises more than `on`, so it may
-# stay; everything else promises less (protocol P1). Marks rely on READ COMMITTED (P3). A policy of row security that is
-# made while this session lasts is an error for it: rows that it hides would be taken for rows that are gone.
+# Settings that defaults of the role or the database could otherwise change. remote_apply promises more than `on`, so it
+# may stay; everything else promises less (protocol P1). Marks rely on READ COMMITTED (P3). A row security policy
+# created during this session causes an error: rows hidden by it would be mistaken for deleted rows.
 _SESSION_SQL = """
 SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
        set_config('synchronous_commit',
@@ -83,11 +83,11 @@ class _Session(psycopg.Connection[Any]):
     silence_s = SILENCE_S
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        """As psycopg's, with a bound in any case."""
+        """Like psycopg's, but always with a time limit."""
         try:
             return super().wait(gen, interval, self.silence_s if timeout is None else timeout)
-        except psycopg.errors._WaitTimeout:  # the class that it is documented to raise
-            self.pgconn.finish()  # an answer that comes now would be taken for that of a later statement
+        except psycopg.errors._WaitTimeout:  # the documented exception class
+            self.pgconn.finish()  # a late answer would be taken for that of a later statement
             raise psycopg.OperationalError(f"the server said nothing for {self.silence_s:g} s") from None
 
 
@@ -99,11 +99,11 @@ def connect(
     connect_timeout_s: int | None = None,
     silence_s: float = SILENCE_S,
 ) -> Connection:
-    """Open a session; raises DatabaseUnavailable, or ConfigurationError for a text that is no DSN.
+    """Open a session; raises DatabaseUnavailable, or ConfigurationError for an invalid DSN.
 
-    What `dsn` says about timeouts, keepalives and target_session_attrs stands; a read-only server is refused in
-    any case. `connect_timeout_s` is per host. A server that answers nothing for `silence_s` ends the session: a call
-    raises psycopg.OperationalError.
+    Timeouts, keepalives and target_session_attrs in `dsn` are kept; a read-only server is always refused.
+    `connect_timeout_s` is per host. If the server sends nothing for `silence_s`, the session ends and the call raises
+    psycopg.OperationalError.
     """
     parameters = _parameters(dsn)
     for name, value in _DEFAULTS.items():
@@ -131,10 +131,10 @@ def connect(
 
 
 def server_identity(connection: Connection) -> tuple[int, int] | None:
-    """(system_identifier, timeline) of the server, or None where this user may not ask (protocol P9).
+    """(system_identifier, timeline) of the server, or None if this user may not read it (protocol P9).
 
-    The timeline is that of the WAL being written, which a promotion changes at once; the control file follows
-    only with the next checkpoint.
+    The timeline is that of the WAL being written, which a promotion changes at once; the control file follows only at
+    the next checkpoint.
     """
     query = """SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()),
                       ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int"""
@@ -152,14 +152,14 @@ def server_identity(connection: Connection) -> tuple[int, int] | None:
 
 @contextmanager
 def database_errors(what: str) -> Iterator[None]:
-    """Turn psycopg's errors inside into ours; `what` was being done ("read the term row")."""
+    """Turns psycopg's errors inside the block into ours; `what` describes the action ("read the term row")."""
     try:
         yield
     except HarvesterError:
         raise
     except psycopg.errors.LockNotAvailable as error:
         raise DatabaseUnavailable(
-            f"could not {what}: another transaction holds the table for too long",
+            f"could not {what}: another transaction has locked the table for too long",
             hint="try again; pg_stat_activity shows long transactions",
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
@@ -168,40 +168,40 @@ def database_errors(what: str) -> Iterator[None]:
             hint="let the owner of the schema run it, or grant the privilege",
         ) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        # A session that ended, a cancelled statement, a deadlock: what they have in common is that a retry may do.
+        # A session that ended, a cancelled statement, a deadlock: a retry may help with all of them.
         raise DatabaseUnavailable(
-            f"could not {what}: {one_line(error)}", hint="try again; the server's log has more"
+            f"could not {what}: {one_line(error)}", hint="try again; see the server's log for more"
         ) from error
     except psycopg.Error as error:
         raise SchemaError(f"could not {what}: {one_line(error)}") from error
 
 
 def lost(connection: psycopg.Connection[Any], error: psycopg.Error) -> DatabaseUnavailable:
-    """The error for a session that broke while it was used."""
+    """The error for a session that broke during use."""
     info = connection.info
     where = f"{info.host}:{info.port}" if not connection.closed else "the server"
     return DatabaseUnavailable(f"the session with PostgreSQL at {where} ended: {one_line(error)}")
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error, without PostgreSQL's prefix; details and positions stay out."""
+    """The first line of an error, without PostgreSQL's prefix, details and positions."""
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     text = primary or str(error).strip() or type(error).__name__
     return _PREFIX.sub("", text.splitlines()[0])
 
 
 def execute(connection: psycopg.Connection[Any], query: str, *values: object) -> psycopg.Cursor[tuple[Any, ...]]:
-    """Run a statement in libpq's notation ($1), whatever factories the connection has.
+    """Run a statement in libpq's notation ($1), independent of the connection's factories.
 
-    A per cent sign means nothing there: the name of a table may hold one.
+    Per cent signs have no special meaning: the name of a table may contain one.
     """
     return psycopg.RawCursor(connection, row_factory=tuple_row).execute(query, values)
 
 
 def fetch_row(connection: psycopg.Connection[Any], query: str, *values: object) -> tuple[Any, ...]:
-    """The row of a query that gives one in any case."""
+    """The row of a query that always returns one."""
     row = execute(connection, query, *values).fetchone()
-    assert row is not None, f"no row came of {query}"
+    assert row is not None, f"no row returned by {query}"
     return row
 
 
@@ -209,13 +209,13 @@ def _parameters(dsn: str) -> dict[str, Any]:
     try:
         return dict(conninfo.conninfo_to_dict(dsn))
     except psycopg.ProgrammingError:
-        # Its message quotes parts of the DSN, possibly of the password: neither message nor cause is kept.
-        problem = Problem("data_source", "is no PostgreSQL connection string", "host=… dbname=… or postgresql://…")
+        # The error quotes parts of the DSN, possibly of the password: neither its message nor the cause is kept.
+        problem = Problem("data_source", "is not a PostgreSQL connection string", "host=… dbname=… or postgresql://…")
         raise ConfigurationError([problem]) from None
 
 
 def _servers(parameters: dict[str, Any]) -> str:
-    """host:port of each server; a comma stands between several."""
+    """host:port of each server, separated by commas."""
     hosts = str(parameters.get("host") or parameters.get("hostaddr") or "").split(",")
     ports = str(parameters.get("port") or "5432").split(",")
     if len(ports) < len(hosts):
@@ -224,33 +224,34 @@ def _servers(parameters: dict[str, Any]) -> str:
 
 
 def unreachable(where: str, text: str) -> DatabaseUnavailable:
-    """The error for a connection that could not be made; `text` is libpq's, of one or many lines."""
-    # psycopg lists the attempts after the last error; the first line is what the last server said.
+    """The error for a connection that could not be opened; `text` is libpq's, of one or more lines."""
+    # psycopg lists the attempts after the last error; the first line is from the last server.
     lines = _ATTEMPTS.split(text.strip())[0].strip().splitlines()
     reason = _PREFIX.sub("", lines[0]) if lines else "no reason was given"
     if _READ_ONLY.search(text):
         return DatabaseUnavailable(
-            f"PostgreSQL at {where} allows only reading ({reason}): it is a standby or set so", hint=_READ_ONLY_HINT
+            f"PostgreSQL at {where} allows only reading ({reason}): it is a standby or set to read-only",
+            hint=_READ_ONLY_HINT,
         )
     hint = next((hint for pattern, hint in _HINTS if pattern.search(reason)), _DEFAULT_HINT)
     return DatabaseUnavailable(f"cannot reach PostgreSQL at {where}: {reason}", hint=hint)
 
 
-LENT = "a pooler in transaction (or statement) mode stands between the harvester and PostgreSQL"
+LENT = "a pooler in transaction (or statement) mode is between the harvester and PostgreSQL"
 LENT_HINT = "point data_source at PostgreSQL itself, or at a pool in session mode; applications may stay behind it"
 _LOOKS = 5  # a pool may have several backends to lend
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
-    """Whether there is a pooler of any kind: it tells its clients a pid of its own."""
+    """Whether there is a pooler of any kind: it gives its clients a pid of its own."""
     return _pid(connection) != connection.info.backend_pid
 
 
 def lends_backends(connection: psycopg.Connection[Any], dsn: str, application_name: str) -> bool:
-    """Whether two sessions that are open at once were served by one backend, or one session by two.
+    """Whether two simultaneous sessions were served by one backend, or one session by two.
 
-    `dsn` is what `connection` was made with; it must be in autocommit, outside a transaction. Where a pooler is
-    evident, it is looked at several times. Raises what `connect` does, and psycopg's errors.
+    `dsn` is what `connection` was opened with; it must be in autocommit mode, outside a transaction. If a pooler is
+    evident, the check is repeated several times. Raises what `connect` does, and psycopg's errors.
     """
     ours = _pid(connection)
     for _ in range(_LOOKS if is_pooled(connection) else 1):
@@ -271,9 +272,9 @@ _UNKNOWN = "?"
 
 @dataclass(frozen=True, slots=True)
 class OutboxIdentity:
-    """A server and an id space on it. `server`: system identifier and timeline; None where this user may not ask.
+    """A server and an id space on it. `server`: system identifier and timeline; None if this user may not read them.
 
-    Its text travels in frames and reports: `<system identifier>/<timeline>/<table>/<sequence>/<file>`.
+    Its text form, used in frames and reports: `<system identifier>/<timeline>/<table>/<sequence>/<file>`.
     """
 
     server: tuple[int, int] | None
@@ -285,36 +286,36 @@ class OutboxIdentity:
 
     @staticmethod
     def parse(text: str) -> OutboxIdentity:
-        """Reads what `str` made."""
+        """Parse the result of `str`."""
         system, timeline, *space = text.split("/")
         server = None if system == _UNKNOWN else (int(system), int(timeline))
         return OutboxIdentity(server, IdSpace(*map(int, space)))
 
     def why_not(self, meant: OutboxIdentity) -> str | None:
-        """The reason why this is not the place that was meant; None: it is."""
+        """Why this differs from `meant`; None if it does not."""
         if self.server is not None and meant.server is not None and self.server != meant.server:
             return f"it is server {_name(self.server)}, the term was taken on {_name(meant.server)}"
         if self.space.table != meant.space.table:
-            return f"the outbox is another table than before (oid {self.space.table}, not {meant.space.table})"
+            return f"the outbox is a different table from before (oid {self.space.table}, not {meant.space.table})"
         if self.space != meant.space:
             return "the ids of the outbox have started again"
         return None
 
 
 def read_place(connection: Connection, table: OutboxTable, sequence: str) -> OutboxIdentity:
-    """The place of this session; `sequence` is SQL for the oid of the outbox's sequence, NULL where it has none."""
+    """The place of this session; `sequence` is SQL for the oid of the outbox's sequence, NULL if it has none."""
     row = connection.execute(read_space(table, sequence)).fetchone()
     oids = row if row is not None else (None, None, None)
     return OutboxIdentity(server_identity(connection), IdSpace(*(number or 0 for number in oids)))
 
 
 def sequence_oid(name: str | None) -> str:
-    """SQL for the oid of the sequence of this name, qualified and quoted."""
+    """SQL for the oid of the sequence with this qualified and quoted name."""
     return "NULL::oid" if name is None else oid_of(name)
 
 
 def read_holder(connection: Connection, table: OutboxTable) -> tuple[int, str | None]:
-    """(term, holder) of the term row; raises SchemaError when there is none."""
+    """(term, holder) of the term row; raises SchemaError if there is none."""
     row = connection.execute(f"SELECT term, holder::text FROM {table.term}").fetchone()
     if row is None:
         raise SchemaError(f"{table.term} has no row", hint="run `harvester init`")
@@ -322,7 +323,7 @@ def read_holder(connection: Connection, table: OutboxTable) -> tuple[int, str | 
 
 
 def why_another(place: OutboxIdentity, term: int, meant: OutboxIdentity | None, meant_term: int) -> str | None:
-    """The reason why this place with this term row is not the one that the term was taken on (P9); None: it is."""
+    """Why this place, with this term row, is not the one on which the term was taken (P9); None if it is."""
     reason = place.why_not(meant) if meant is not None else None
     if reason is None and term < meant_term:
         return f"its term is {term}, ours is {meant_term}: it has gone back in time"
@@ -330,7 +331,7 @@ def why_another(place: OutboxIdentity, term: int, meant: OutboxIdentity | None, 
 
 
 def read_session(connection: Connection) -> tuple[int, str]:
-    """(pid, backend_start) of this session, as others find it in pg_stat_activity."""
+    """(pid, backend_start) of this session, as shown in pg_stat_activity."""
     row = connection.execute(
         "SELECT pid, backend_start::text FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid()"
     ).fetchone()

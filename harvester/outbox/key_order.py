@@ -1,12 +1,13 @@
-"""Whether a record that was set aside can be published without breaking the order of its key. Pure.
+"""Whether a record that was set aside can be published without breaking its key's order. Pure.
 
-A record's *position* in its key is (epoch, id): the epoch ranks incarnations by age, ids order one of them. A record
-that was put back has a new id, but keeps the position of its origin, which a header carries: so it may wait, or fail
-again, without standing in the way of its successors.
+A record's *position* in its key is (epoch, id): the epoch ranks incarnations by age, and ids order records within one.
+A record that was put back has a new id, but keeps the position of its origin, which a header carries: so it may wait,
+or fail again, without blocking its successors.
 
-Order is kept if everything before it is gone or comes along, and nothing after it has been published or would be first.
-The database knows what waits and what stands in quarantine. It does not know what was published, since that is purged,
-unless an archive goes back to the record's quarantine; what was published before that is older than the record.
+Order is kept if everything before the record is gone or put back with it, and nothing after it has been published or
+would be published first. The database knows what waits and what is in quarantine. It does not know what was published,
+since that is purged, unless an archive reaches back to the record's quarantine; anything published earlier precedes the
+record.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ORIGIN_HEADER = "harvester-origin"
 
 
 class Reason(Enum):
-    """Why the order would be lost, or is unknown."""
+    """Why the order would be broken, or is unknown."""
 
     WAITING = "waiting"
     EARLIER = "earlier"
@@ -35,14 +36,14 @@ class KeyNeighbours:
 
     last_waiting: Position | None = None  # in the outbox
     first_left: Position | None = None  # in quarantine, not chosen
-    last_published: Position | None = None  # in the archive, since the record's quarantine
-    archive_reaches: bool = False  # back to the record's quarantine
-    is_newest: bool = False  # no id after the record's was ever given
+    last_published: Position | None = None  # in the archive, since the record was quarantined
+    archive_reaches: bool = False  # back to when the record was quarantined
+    is_newest: bool = False  # no higher id was ever given out
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a record cannot go back in order. `other_id` is the one it conflicts with; None where that is unknown."""
+    """Why a record cannot go back in order. `other_id` is the id it conflicts with; None if unknown."""
 
     reason: Reason
     other_id: int | None = None
@@ -56,11 +57,11 @@ class Obstacle:
             case Reason.PUBLISHED:
                 return f"a later record of its key (id {self.other_id}) has been published"
             case Reason.UNKNOWN:
-                return "later records of its key may have been published: there is no archive to tell"
+                return "later records of its key may have been published: without an archive this is unknown"
 
 
 def obstacle(position: Position, others: KeyNeighbours) -> Obstacle | None:
-    """What stands against putting back a record at this position of its key; None when its order is kept."""
+    """What prevents a record at this position from being put back in order; None if nothing does."""
     if others.first_left is not None and others.first_left < position:
         return Obstacle(Reason.EARLIER, others.first_left[1])
     if others.last_published is not None and others.last_published > position:
@@ -73,7 +74,7 @@ def obstacle(position: Position, others: KeyNeighbours) -> Obstacle | None:
 
 
 def summary(obstacles: Sequence[Obstacle]) -> str:
-    """How often each reason occurs, the most frequent first: `2 waiting, 1 unknown`."""
+    """How often each reason occurs, most frequent first: `2 waiting, 1 unknown`."""
     counts = {reason: sum(1 for found in obstacles if found.reason is reason) for reason in Reason}
     ranked = sorted((reason for reason in Reason if counts[reason]), key=lambda reason: -counts[reason])
     return ", ".join(f"{counts[reason]} {reason.value}" for reason in ranked)

@@ -1,9 +1,9 @@
-"""The leader's database session: the term row, marks and fetches, wake-up. Thin.
+"""The leader's database session: the term row, marks and fetches, notifications. Thin.
 
-`TermSession` does what can be done to the term row; `MarkSession` adds what only a leader does. One statement a
-method, each a transaction of its own, autocommit and READ COMMITTED (P3). Any method may raise psycopg.Error or
-OutboxError; after that the session is unusable and `open` makes a new one. Whether a failed statement took effect is
-not known then, and nobody here guesses.
+`TermSession` has the operations on the term row; `MarkSession` adds what only a leader does. Each method executes one
+statement in its own transaction, autocommit and READ COMMITTED (P3). Any method may raise psycopg.Error or OutboxError;
+after that the session is unusable and `open` creates a new one. Whether a failed statement took effect is unknown then,
+and nothing here guesses.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from harvester.outbox.sql import queries
 from harvester.outbox.sql.queries import Row
 from harvester.outbox.tables import OutboxTable
 
-SILENCE_MARGIN_S = 5.0  # beyond the time that the server gives a statement
+SILENCE_MARGIN_S = 5.0  # in addition to the server's statement timeout
 _LOCK_WAIT = "2s"  # for the term row, at a take-over
 
 Session = tuple[int, str]  # pid, backend_start
 
-# The scan goes by id, whatever the planner's statistics say: those of an outbox are as a rule out of date.
+# The scan goes by id, whatever the planner's statistics say: for an outbox they are usually out of date.
 _SETTINGS = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The leader group that an outbox belongs to, and the id of its Kafka cluster (P37); None: not known."""
+    """The leader group that owns an outbox, and the id of its Kafka cluster (P37); None: unknown."""
 
     group: str | None = None
     cluster: str | None = None
@@ -76,15 +76,15 @@ class TermRow:
     incarnation: UUID
     delivery: str  # of the term
     progress_topic: str | None  # of the last term that delivered exactly once
-    kind: str = "harvester"  # of the holder; "drain": it has the term on loan; "moved": it is of another group (P37)
-    lent_to: str | None = None  # who has the term on loan, or asks for it: nobody else may take it (P32)
+    kind: str = "harvester"  # of the holder; "drain": it has borrowed the term; "moved": it is from another group (P37)
+    lent_to: str | None = None  # who has borrowed the term, or asks to: no one else may take it (P32)
     name: str | None = None  # of the holder
     leader_group: str | None = None
     kafka_cluster: str | None = None
 
     @property
     def owner(self) -> Owner:
-        """Whose the outbox is."""
+        """The owner of the outbox."""
         return Owner(self.leader_group, self.kafka_cluster)
 
 
@@ -95,15 +95,15 @@ class TermSession:
         self._dsn, self.table, self._application = dsn, table, application_name
         self._statement_timeout_s = statement_timeout_s
         self._connection: psycopg.Connection | None = None
-        self._heard = False  # a notification, beside an answer
+        self._heard = False  # a notification arrived together with an answer
         self.shape: OutboxShape | None = None
         self.place: OutboxIdentity | None = None  # of this connection
         self.session: Session | None = None
-        self.term_is_locked = False  # when it was last to be taken
+        self.term_is_locked = False  # at the last attempt to take it
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a session that has not failed."""
+        """Whether a session exists that has not failed."""
         return self._connection is not None and not self._connection.closed and not self._connection.broken
 
     def open(self) -> None:
@@ -118,7 +118,7 @@ class TermSession:
             self.shape = inspect(connection, self.table)
             self.place = read_place(connection, self.table, sequence_oid(self.shape.sequence))
             if self.shape.has_notify:
-                # Else those that come with an answer to a statement are kept for ever, and wake nobody.
+                # Otherwise notifications that arrive with an answer are kept forever, and wake nothing.
                 connection.add_notify_handler(self._hear)
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.table.channel)))
         except BaseException:
@@ -127,7 +127,7 @@ class TermSession:
         self._connection = connection
 
     def log_in(self, dsn: str) -> None:
-        """Connect with this from now on."""
+        """Use this DSN for new connections."""
         self._dsn = dsn
 
     def _hear(self, _: psycopg.Notify) -> None:
@@ -140,19 +140,19 @@ class TermSession:
             self._connection = None
 
     def read_term(self) -> TermRow:
-        """The term row; raises SchemaError when there is none."""
+        """The term row; raises SchemaError if there is none."""
         row = self._open().execute(queries.read_term(self.table)).fetchone()
         if row is None:
             raise SchemaError(f"{self.table.term} has no row", hint="run `harvester init`")
         return TermRow(*row)
 
     def check_owner(self, row: TermRow, ours: Owner) -> None:
-        """Raise ForeignLeader when the outbox belongs to another leader group or Kafka cluster (P37)."""
+        """Raise ForeignLeader if the outbox belongs to another leader group or Kafka cluster (P37)."""
         if row.owner.excludes(ours):
             raise ForeignLeader(self.table, theirs=str(row.owner), ours=str(ours))
 
     def identity(self) -> str:
-        """What tells this outbox from any other, clones and restored copies included: server, database, table."""
+        """Identifies this outbox, as distinct from clones and restored copies: server, database, table."""
         connection = self._open()
         server = server_identity(connection)
         row = connection.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
@@ -160,12 +160,12 @@ class TermSession:
         return f"{server[0] if server else 0}/{database}/{self.read_term().outbox_id}"
 
     def refuse_pooler(self) -> None:
-        """Raises SchemaError where sessions are not our own: P1, P7 and LISTEN need that."""
+        """Raises SchemaError if sessions are not exclusively ours, as P1, P7 and LISTEN require."""
         if lends_backends(self._open(), self._dsn, self._application):
             raise SchemaError(LENT, hint=LENT_HINT)
 
     def check_archive(self) -> None:
-        """Raises SchemaError where purges could not write the archive."""
+        """Raises SchemaError if purges could not write the archive."""
         check_archive(self._open(), self.table)
 
     def take_term(
@@ -177,10 +177,10 @@ class TermSession:
         ours: Sequence[Session] = (),
         owner: Owner = ANYONE,
     ) -> int | None:
-        """Compare and set (P8): the new term, or None when the row's term was not `expected`, or not the `owner`'s.
+        """Compare and set (P8): the new term, or None if the row's term was not `expected`, or another owner's.
 
-        The sessions of the predecessor are ended first, and again when one of them still holds the row (P7); `ours`
-        are those of our own shards.
+        The predecessor's sessions are ended first, and again if one of them still locks the row (P7); `ours` are those
+        of our own shards.
         """
         connection = self._open()
         values = {
@@ -208,19 +208,19 @@ class TermSession:
         return row[0] if row is not None else None
 
     def move(self, row: TermRow, owner: Owner) -> bool:
-        """Give the outbox to this group and cluster (P37); False when the term row is not as it was read any more."""
+        """Give the outbox to this group and cluster (P37); False if the term row has changed since it was read."""
         values = {"term": row.term, "holder": row.holder, "group": owner.group, "cluster": owner.cluster}
         return self._open().execute(queries.move(self.table), values).fetchone() is not None
 
     def want_term(self, name: str, patience_s: float) -> bool:
-        """Ask for the term, for so long (P32); False while somebody else asks for it."""
+        """Ask for the term, for `patience_s` (P32); False while another borrower asks for it."""
         values = {"name": name, "patience_s": patience_s}
         return self._open().execute(queries.want_term(self.table), values).fetchone() is not None
 
     def borrow_term(
         self, expected: int, seen: int, holder: UUID, name: str, lease_s: float, owner: Owner = ANYONE
     ) -> tuple[int, datetime] | None:
-        """The new term and the end of its lease; None when the row has changed, or the term is lent (P32)."""
+        """The new term and the end of its lease; None if the row has changed, or the term is lent (P32)."""
         connection = self._open()
         values = {
             "expected": expected, "seen": seen, "holder": holder, "name": name, "lease_s": lease_s,
@@ -231,33 +231,33 @@ class TermSession:
         return (row[0], row[1]) if row is not None else None
 
     def renew_loan(self, term: int, holder: UUID, lease_s: float) -> datetime:
-        """The end of the lease, by the database's clock; raises TermLost."""
+        """Extend the lease; returns its end, by the database's clock. Raises TermLost."""
         values = {"lease_s": lease_s, "term": term, "holder": holder}
         row = self._open().execute(queries.renew_loan(self.table), values).fetchone()
         if row is None:
-            raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
+            raise TermLost(f"term {term} of this drain has ended: another process has taken it")
         until: datetime = row[0]
         return until
 
     def end_loan(self, term: int, holder: UUID) -> None:
-        """Nobody need wait for the end of the lease; the term stays unreleased."""
+        """Others need no longer wait for the end of the lease; the term stays unreleased."""
         self._open().execute(queries.end_loan(self.table), {"term": term, "holder": holder})
 
     def forget_wish(self, name: str) -> None:
-        """The end of `want_term`."""
+        """Withdraw `want_term`."""
         self._open().execute(queries.forget_wish(self.table), {"name": name})
 
     def note_delivery(self, term: int, holder: UUID, delivery: str, progress_topic: str | None) -> None:
-        """What the term before has left behind is settled; from now on the row speaks of this one."""
+        """What the previous term left behind is settled; from now on the row describes this term's delivery."""
         values = {"delivery": delivery, "progress_topic": progress_topic, "term": term, "holder": holder}
         self._open().execute(queries.note_delivery(self.table), values)
 
     def release(self, term: int, holder: UUID) -> None:
-        """Nothing of this term is on the wire or unpurged any more: its successor has nothing to wait for."""
+        """Nothing of this term is on the wire or unpurged any more: its successor need not wait."""
         self._open().execute(queries.release(self.table), {"term": term, "holder": holder})
 
     def register(self, term: int, holder: UUID, others: Sequence[Session]) -> None:
-        """Name our sessions in the term row, this one and these, so that a successor can end them (P7)."""
+        """Record our sessions, this one and `others`, in the term row, so that a successor can end them (P7)."""
         values = {"sessions": self._named(others), "term": term, "holder": holder}
         self._open().execute(queries.register(self.table), values)
 
@@ -266,9 +266,9 @@ class TermSession:
         return Jsonb([{"pid": pid, "started": started} for pid, started in filter(None, sessions)])
 
     def renew_incarnation(self, *, went_back: bool = False) -> bool:
-        """Renews the incarnation if ids may have started again since the last leader; returns whether it did.
+        """Renew the incarnation if ids may have started again since the last leader; returns whether it did.
 
-        That is the case on another server or timeline than before, or if the term row has gone back (P9).
+        That is the case on a different server or timeline, or if the term row has gone back (P9).
         """
         connection = self._open()
         renewed = refresh_incarnation(connection, self.table)
@@ -287,12 +287,12 @@ class TermSession:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who holds a RowExclusiveLock on the outbox, and where its sequence stands.
+    """Who holds a RowExclusiveLock on the outbox, and the state of its sequence.
 
-    `transactions`: by virtual transaction id the id of the transaction, of 64 bits; None: it has none yet.
+    `transactions`: 64-bit transaction ids by virtual transaction id; None: it has none yet.
 
     `sequence_file` changes when the sequence is restarted (TRUNCATE … RESTART IDENTITY), not when it is called.
-    `wanted_by`: who asks for the term (P32). `table`: the oid of the table that bears the outbox's name now.
+    `wanted_by`: who asks for the term (P32). `table`: the oid of the table that now has the outbox's name.
     """
 
     transactions: dict[str, int | None]
@@ -302,16 +302,16 @@ class Holders:
     table: int | None = None
 
     def are_in(self, space: queries.IdSpace) -> bool:
-        """Ids are still those of this space."""
+        """Whether ids are still those of this space."""
         return self.table == space.table and (not space.sequence or self.sequence_file == space.file)
 
 
 class MarkSession(TermSession):
-    """The session of a leader: marks and fetches rows, and waits for notifications."""
+    """A leader's session: marks and fetches rows, and waits for notifications."""
 
     def __init__(self, dsn: str, table: OutboxTable, application_name: str, statement_timeout_s: float) -> None:
         super().__init__(dsn, table, application_name, statement_timeout_s)
-        self.over: tuple[int, ...] = ()  # transactions for whose rows the last mark was held back
+        self.over: tuple[int, ...] = ()  # ended transactions, because of which the last mark returned nothing
 
     def mark(
         self,
@@ -328,9 +328,9 @@ class MarkSession(TermSession):
     ) -> list[Row]:
         """The next rows, sorted by id: those in the gaps, then those above `high`; None: from the head.
 
-        There are none if one of the `watched` transactions is over: `over` names them then. They are marked in the
-        table with `leader_id`; None: nothing is written. Where there are none because of the fence (P8) it raises
-        TermLost, if it `checks_term`.
+        No rows are returned if one of the `watched` transactions has ended: `over` then names those. The rows are
+        marked in the table with `leader_id`; None: nothing is written. If the fence (P8) is the reason for an empty
+        result, it raises TermLost, given `checks_term`.
         """
         connection, shape, fence = self._open(), self._shape(), self._fence(term, holder, watched)
         if leader_id is None:
@@ -339,7 +339,7 @@ class MarkSession(TermSession):
             statement = queries.mark_in_table(
                 self.table, shape, fence=fence, leader_id=leader_id, limit=limit, high=high, gaps=gaps, kept=kept
             )
-        # The commit of a mark that writes is durable, and with it all that was committed before.
+        # The commit of a writing mark is durable, and with it everything committed before.
         copy = copy_durable_rows if leader_id is None else copy_rows
         rows = copy(connection, statement, self._statement_timeout_s + SILENCE_MARGIN_S)
         self.over = ()
@@ -348,7 +348,7 @@ class MarkSession(TermSession):
         return rows
 
     def fetch(self, *, term: int, holder: UUID, ids: tuple[int, ...]) -> list[Row]:
-        """These rows, as far as they are there, sorted by id. Raises TermLost as `mark` does."""
+        """Those of these rows that exist, sorted by id. Raises TermLost like `mark`."""
         statement = queries.fetch(self.table, self._shape(), fence=self._fence(term, holder), ids=ids)
         rows = copy_durable_rows(self._open(), statement, self._statement_timeout_s + SILENCE_MARGIN_S)
         if not rows:
@@ -371,7 +371,7 @@ class MarkSession(TermSession):
         return Holders(transactions, row[1], row[2], row[3], row[5])
 
     def read_bookmark(self) -> tuple[int, list[int]] | None:
-        """Where a scan may begin: a highest id, and ranges below it as low and high in turn; None: at the head."""
+        """Where a scan may begin: a highest id, and ranges below it as alternating low and high; None: at the head."""
         sequence = self._shape().sequence
         if sequence is None:
             return None
@@ -379,7 +379,7 @@ class MarkSession(TermSession):
         return (row[0], row[1]) if row is not None else None
 
     def save_bookmark(self, term: int, holder: UUID, high: int, open_ids: Sequence[int]) -> None:
-        """Keep where a scan may begin, if the term is still ours."""
+        """Save where a scan may begin, if the term is still ours."""
         sequence = self._shape().sequence
         if sequence is not None:
             values = {"term": term, "holder": holder, "high": high, "open": list(open_ids)}
@@ -406,11 +406,13 @@ class MarkSession(TermSession):
         return found
 
     def _check_term(self, term: int, holder: UUID, watched: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Raises TermLost; returns those of the watched transactions that are over."""
+        """Raises TermLost; returns the watched transactions that have ended."""
         row = self._open().execute(queries.check_term(self.table, watched)).fetchone()
         if row is None or row[:2] != (term, holder):
             found = self.read_term()
-            raise TermLost(f"term {term} of this harvester has ended: the term row says {found.term} of {found.holder}")
+            raise TermLost(
+                f"term {term} of this harvester has ended: the term row has term {found.term} of {found.holder}"
+            )
         return tuple(row[2])
 
     def _shape(self) -> OutboxShape:
@@ -419,7 +421,7 @@ class MarkSession(TermSession):
 
 
 def _whole(number: int | None, following: int) -> int | None:
-    """The transaction id of 64 bits that has these 32 and is nearest to the next one to be given out."""
+    """The 64-bit transaction id with these low 32 bits that is nearest to the next one to be given out."""
     if number is None:
         return None
     half = 1 << 31

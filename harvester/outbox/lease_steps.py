@@ -1,8 +1,8 @@
-"""What all stashers share, whatever their driver: which statements with which parameters, and what comes of them.
+"""The common part of all stashers, whatever their driver: statements, parameters, and the meaning of results.
 
-Steps are generators. Each yields a statement with its parameters, is sent the rows that it gave, and returns its
-result; `perform` and `async_perform` carry them to a driver. A stasher is made of three parts: the steps here, the
-methods in `stasher` (blocking) or `async_stasher`, and a subclass for each driver that opens transactions and executes.
+Steps are generators. Each yields a statement with its parameters, is sent the resulting rows, and returns its result;
+`perform` and `async_perform` connect them to a driver. A stasher consists of three parts: the steps here, the methods
+in `stasher` (blocking) or `async_stasher`, and a subclass per driver that opens transactions and executes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from harvester.record import OutboxRecord
 T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
 Steps = Generator[tuple[str, Any], Rows, T]
-Fetch = Callable[[str, Any], Rows]  # executes a statement and returns its rows, none where it gives no result
+Fetch = Callable[[str, Any], Rows]  # executes a statement and returns its rows, none if it has no result
 AsyncFetch = Callable[[str, Any], Awaitable[Rows]]
 
 _UNDEFINED_TABLE = "42P01"
@@ -69,7 +69,7 @@ async def async_perform(steps: Steps[T], fetch: AsyncFetch) -> T:
 
 
 class StasherCore:
-    """The table and lease time of a stasher, and what its driver tells of a connection."""
+    """The table and lease time of a stasher, and its driver's information about a connection."""
 
     _driver_errors: type[Exception] = psycopg.Error
 
@@ -79,7 +79,7 @@ class StasherCore:
         self._insertions: WeakKeyDictionary[Any, Insertion] = WeakKeyDictionary()
 
     def _cache(self, connection: Any) -> tuple[MutableMapping[Any, Any], Any]:
-        """Where the Insertion of this connection is kept as long as the connection lives: a mapping and a key."""
+        """The place to cache this connection's Insertion for the connection's lifetime: a mapping and a key."""
         return self._insertions, connection
 
     def _style(self, connection: Any) -> Style:
@@ -91,21 +91,21 @@ class StasherCore:
         return encoding
 
     def _look_up(self, connection: Any) -> Steps[Insertion]:
-        """Read the table's columns, and how to write rows of them."""
+        """Read the table's columns, and prepare how to write its rows."""
         style = self._style(connection)
         row = (yield _bound(CATALOG_SQL, style, catalog_parameters(self.table)))[0]
         shape = column_shape(self.table, parse_catalog(tuple(row)))
         return Insertion.build(self.table, shape, self._encoding(connection), style)
 
     def _take(self, connection: Any, names: Iterable[str]) -> Steps[list[Lease]]:
-        """Take leases, in a transaction of their own; in the order of the names."""
+        """Take leases in a separate transaction, in the order of the names."""
         asked, style = checked_names(names), self._style(connection)
         yield lease_queries.READ_COMMITTED, ()
         yield lease_queries.WAIT_FOR_COMMIT, ()
         values = {"names": asked, "seconds": self.lease_time.total_seconds()}
         found = yield _bound(lease_queries.take(self.table), style, values)
         leases = {row[0]: lease_of(row) for row in found}
-        # More than are added, so that they cannot pile up.
+        # More than are added, so that they cannot accumulate.
         yield _bound(lease_queries.sweep(self.table), style, {"rows": 2 * len(asked) + 100})
         return [leases[name] for name in asked]
 
@@ -114,14 +114,14 @@ class StasherCore:
         try:
             yield
         except self._driver_errors as error:
-            cause = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
+            cause = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's error
             if _UNDEFINED_TABLE in (getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None)):
                 raise SchemaError(f"there is no table {self.table.lease} in this database", hint=INIT_HINT) from error
             raise
 
 
 def insert_one(insertion: Insertion, record: OutboxRecord) -> Steps[list[int]]:
-    """Writes one record; results in its id."""
+    """Write one record; results in its id."""
     found = yield insertion.one_sql, insertion.parameters(record)
     return [insertion.one_id(found[0] if found else None)]
 
@@ -136,18 +136,18 @@ def insert_many(insertion: Insertion, records: Iterable[OutboxRecord]) -> list[S
 
 
 def not_apart() -> LeaseError:
-    """The error for a lease that is asked for within a transaction.
+    """The error for taking a lease within a transaction.
 
-    Were it rolled back after it was returned, the next one of the name would be given the same generation.
+    If it were rolled back after the lease was returned, the next lease of the name would get the same generation.
     """
     return LeaseError(
-        "a lease is taken in a transaction of its own, and this connection is within one, or within a pipeline",
-        hint="take the lease before the transaction begins, or over another connection",
+        "a lease is taken in its own transaction, but this connection is already in one, or in a pipeline",
+        hint="take the lease before the transaction begins, or on another connection",
     )
 
 
 class Numbered:
-    """What every leased stasher has: its lease, the last number given, and a way back."""
+    """State of every leased stasher: its lease, the last number given out, and how to go back."""
 
     def __init__(self, lease: Lease) -> None:
         self._course = Course(lease)
@@ -155,21 +155,21 @@ class Numbered:
 
     @property
     def lease(self) -> Lease:
-        """The lease with the last number used: save this to go on from here. `position` is as it was at the start."""
+        """The lease with the last number used: save it to continue from here. `position` is the one at the start."""
         return self._course.lease
 
     @property
     def sequence(self) -> int:
-        """The number of the last record that was stashed, or attempted."""
+        """The number of the last record that was stashed or attempted."""
         return self._course.sequence
 
     def seek(self, sequence: int) -> None:
-        """The next record's number is the one after this: what came later was rolled back, or is to be sent again."""
+        """The next record gets the number after this one: later ones were rolled back, or will be sent again."""
         self._course.seek(sequence)
 
     @contextmanager
     def _taken_back(self) -> Iterator[SimpleNamespace]:
-        """Takes the numbers given meanwhile back, unless `committed` is set by the end of the block."""
+        """Takes back the numbers given out in the block, unless `committed` is set at its end."""
         before, outcome = self.sequence, SimpleNamespace(committed=False)
         try:
             yield outcome
@@ -187,7 +187,7 @@ class Numbered:
     def _many(
         self, insertion: Insertion, records: Iterable[OutboxRecord], position: str | None, *, hopeful: bool = True
     ) -> list[Steps[list[Stashed]]]:
-        """Stash batches, one after the other; all records have their numbers when this returns."""
+        """Stash batches one after the other; all records have their numbers when this returns."""
         batches, position = insertion.batches(records), checked_position(position)
         runs = [self._course.give(len(rows[0])) for rows in batches]
         return [
@@ -199,8 +199,8 @@ class Numbered:
         self, insertion: Insertion, run: Run, position: str | None, row: Sequence[Any], *, many: bool, hopeful: bool
     ) -> Steps[list[Stashed]]:
         course = self._course
-        # In the order in which they are numbered. psycopg would give a number the smallest type that holds it, and each
-        # other type would be another prepared statement.
+        # In the order of numbering. psycopg would give a number the smallest type that fits, and each other type would
+        # need another prepared statement.
         number = Int8 if insertion.style is Style.PSYCOPG else int
         numbers = (course.start.id, course.start.generation, run.first, run.last)
         values = {

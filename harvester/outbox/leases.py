@@ -1,4 +1,4 @@
-"""Leases as a stasher holds them, and the numbers it gives out under one (pure; docs/adr/0013-leases.md)."""
+"""Leases as held by a stasher, and the numbers it gives out under one (pure; docs/adr/0013-leases.md)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from harvester.idempotence.highwater import FIRST_GENERATION, HighWaterMark, Run
 DEFAULT_LEASE_TIME = timedelta(days=7)
 MAX_NAME_CHARACTERS = 255
 _MAX_BIGINT = 2**63 - 1
-_ANEW = "lease the name again and go on behind the position and sequence that the new lease carries"
-_LOST = "lease the name again; where the new lease carries no position, go on behind the last one noted elsewhere"
+_ANEW = "lease the name again and continue after the position and sequence of the new lease"
+_LOST = "lease the name again; if the new lease has no position, continue after the last one noted elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A producer id under a generation, and the last number that is used up.
+    """A producer id with a generation, and the last number used.
 
-    `id`, `generation` and `sequence` are enough to go on with, wherever they were saved. The rest is there when the
-    lease comes from the database: `expires_at` by its clock, before use renews it, and the upstream `position` that
-    was saved last.
+    `id`, `generation` and `sequence` are enough to continue, wherever they were saved. The other fields are set if the
+    lease comes from the database: `expires_at`, by its clock, before use renews it, and the last saved upstream
+    `position`.
     """
 
     id: int
@@ -35,11 +35,11 @@ class Lease:
 
     @property
     def resumed(self) -> bool:
-        """Whether the name was leased before; if not, this producer begins, and knows of no position."""
+        """Whether the name was leased before; if not, this producer is new and has no position."""
         return self.generation > FIRST_GENERATION
 
     def raised(self) -> Lease:
-        """For the one successor of a stasher that saved this: its first record fences whoever goes on with `self`."""
+        """For the one successor of a stasher that saved this: its first record fences whoever continues with `self`."""
         return replace(self, generation=self.generation + 1)
 
     def __str__(self) -> str:
@@ -47,14 +47,14 @@ class Lease:
 
 
 class Stashed(NamedTuple):
-    """The id of the row, None for a repeat, which wrote none; and the record's number under its lease."""
+    """The row's id, None for a repeat, which wrote no row; and the record's number under its lease."""
 
     id: int | None
     sequence: int
 
     @property
     def repeated(self) -> bool:
-        """Whether the record was in the outbox before; it may be published and purged by now."""
+        """Whether the record was already in the outbox; it may be published and purged by now."""
         return self.id is None
 
 
@@ -66,10 +66,10 @@ class Run(NamedTuple):
 
 
 class Course:
-    """The numbers that one stasher gives out, and what the database's answers mean.
+    """The numbers that one stasher gives out, and the meaning of the database's answers.
 
-    A number is used up when it is given, whatever comes of it, until `seek` goes back. So when one record fails, all
-    that were sent behind it are above the database's mark, and none of them passes it.
+    A number is used up when it is given out, whatever happens, until `seek` goes back. So when one record fails, all
+    records sent behind it are above the database's mark, and none of them is accepted.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -77,7 +77,7 @@ class Course:
             raise LeaseError(f"{lease} at sequence {lease.sequence} could not have come from a database", lease=lease)
         self.start = lease
         self.sequence = lease.sequence  # the last number given
-        self.at: str | None = None  # where the row of the lease was seen last (its ctid)
+        self.at: str | None = None  # where the lease's row was last seen (its ctid)
         self._accepted = False
 
     @property
@@ -91,19 +91,19 @@ class Course:
         return run
 
     def seek(self, sequence: int) -> None:
-        """Makes the number after this one the next."""
+        """Make the number after this one the next."""
         if sequence < 0:
             raise LeaseError(f"{self.start}: there is no sequence {sequence}", lease=self.lease)
         self.sequence = sequence
         self._accepted = False
 
     def hoped(self, run: Run, row: tuple[Any, ...]) -> list[Stashed]:
-        """Reads the answer to a hopeful step: all of the run is new."""
+        """Process the answer to a hopeful step: the whole run is new."""
         self.at = row[0]
         return self._stashed(run, 0, row[1])
 
     def decided(self, run: Run, row: tuple[Any, ...] | None) -> list[Stashed]:
-        """Read what a deciding step gave, None when there is no such lease; raises what is not a success."""
+        """Process the result of a deciding step, None if there is no such lease; raises unless it is a success."""
         if row is None:
             self.at = None
             self._refuse(RunVerdict.EXPIRED, run, None)
@@ -113,9 +113,9 @@ class Course:
         if step.verdict not in (RunVerdict.ACCEPTED, RunVerdict.REPEATED):
             self._refuse(step.verdict, run, mark)
         if step.repeats and self._accepted:
-            # Ours came through, and then somebody else's did. What we brought under their numbers is not in there.
+            # Ours was accepted, and then another's was. Our records under their numbers were not written.
             raise LeaseFenced(
-                f"{self.start}: another stasher goes on under the same generation and used the numbers from {run.first}"
+                f"{self.start}: another stasher uses the same generation, and used the numbers from {run.first}"
                 f" to {run.first + step.repeats - 1}; what was stashed under them here was not written",
                 lease=self.lease,
                 hint=f"roll the transaction back; {_ANEW}",
@@ -137,7 +137,7 @@ class Course:
     def _refuse(self, verdict: RunVerdict, run: Run, mark: HighWaterMark | None) -> NoReturn:
         lease = self.lease
         if verdict is RunVerdict.EXPIRED or mark is None:
-            gone = "is not there (removed since, or younger than this transaction's snapshot)"
+            gone = "does not exist (removed since, or newer than this transaction's snapshot)"
             raise LeaseExpired(
                 f"{lease} {'has expired' if mark is not None else gone}; record {run.first} was not written",
                 lease=lease,
@@ -147,7 +147,7 @@ class Course:
             raise LeaseFenced(
                 f"{lease} was taken over: its generation is {mark.generation} now; record {run.first} was not written",
                 lease=lease,
-                hint="stop: another stasher goes on; only lease the name again if this one is to fence that one",
+                hint="stop: another stasher has taken over; lease the name again only to fence that one",
             )
         if verdict is RunVerdict.UNKNOWN:
             raise LeaseUnknown(
@@ -167,13 +167,13 @@ class Course:
 
 
 def lease_of(row: Sequence[Any]) -> Lease:
-    """Reads a row of `lease_queries.take`."""
+    """Parse a row of `lease_queries.take`."""
     name, identity, generation, sequence, position, expires_at = row
     return Lease(identity, generation, sequence, name, position, expires_at)
 
 
 def checked_names(names: Iterable[str]) -> list[str]:
-    """Names of leases, each once; raises LeaseError for an invalid one."""
+    """Lease names, each once; raises LeaseError for an invalid one."""
     asked = list(dict.fromkeys(names))
     for name in asked:
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARACTERS or "\x00" in name:
@@ -184,7 +184,7 @@ def checked_names(names: Iterable[str]) -> list[str]:
 
 
 def checked_position(position: str | None) -> str | None:
-    """Raises LeaseError for an upstream position that cannot be stored."""
+    """The position; raises LeaseError if it cannot be stored."""
     if position is not None and (not isinstance(position, str) or "\x00" in position):
         raise LeaseError(
             f"{position!r} is not a valid upstream position", hint="a str without NUL, such as str(offset) or JSON"

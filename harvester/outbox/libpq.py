@@ -1,18 +1,18 @@
-"""libpq without blocking: waits with a bound, and rows read by COPY as the server sent them.
+"""libpq without blocking: waits with a time limit, and rows read by COPY as the server sent them.
 
-libpq's blocking calls hold the interpreter's lock while they wait; here the wait is in `poll`, so that no other
-thread, heartbeats above all, ever waits for a query. And they wait for ever for a peer that is there and says nothing
-(a proxy whose far side is gone): TCP is content with that, so the bound is here.
+libpq's blocking calls hold the interpreter's lock while they wait; here the wait is in `poll`, so that no other thread,
+above all heartbeats, ever waits for a query. And they wait forever for a peer that is reachable but silent (a proxy
+that has lost its own peer): TCP does not object to that, so the time limit is here.
 
-`COPY … TO STDOUT (FORMAT BINARY)` read through libpq without copying rows apart, and rows that a crash cannot undo.
-The relay forwards rows as the bytes the server sent: a tuple is an int16 field count, then per field an int32 length
-(-1 for NULL) and that many bytes (manual, COPY, "Binary Format"). `id` and `kafka_key` come first, so that the
-supervisor reads both at fixed places and touches nothing else; the shard decodes the rest.
+Also: `COPY … TO STDOUT (FORMAT BINARY)` read through libpq without copying rows individually, and rows that a crash
+cannot undo. The relay forwards rows as the bytes that the server sent: a tuple is an int16 field count, then per field
+an int32 length (-1 for NULL) and that many bytes (manual, COPY, "Binary Format"). `id` and `kafka_key` come first, so
+that the supervisor reads both at fixed offsets and touches nothing else; the shard decodes the rest.
 
-A row whose writer does not wait for its commit (`synchronous_commit = off`) is visible before it is durable. Were it
-published then, a crash of the server could undo it, give its id to another row, and the purge of the first would delete
-the second (P34). So `copy_durable_rows` returns only what is flushed: what a statement sees was committed, and so
-written into the WAL, before the WAL's insert position that the statement reads after its snapshot was taken.
+A row whose writer does not wait for its commit (`synchronous_commit = off`) is visible before it is durable. If it were
+published at that point, a crash of the server could undo it and give its id to another row, which the purge of the
+first would delete (P34). So `copy_durable_rows` returns only flushed rows: what a statement sees was committed, and so
+written to the WAL, before the WAL insert position that the statement reads after taking its snapshot.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def prepare(pgconn: pq.abc.PGconn, name: bytes, statement: bytes, timeout_s: float) -> pq.abc.PGresult:
-    """Prepare a statement; raises as `execute_prepared` does."""
+    """Prepare a statement; raises like `execute_prepared`."""
     pgconn.send_prepare(name, statement)
     return _only_result(pgconn, timeout_s)
 
@@ -42,7 +42,9 @@ def prepare(pgconn: pq.abc.PGconn, name: bytes, statement: bytes, timeout_s: flo
 def execute_prepared(
     pgconn: pq.abc.PGconn, name: bytes, values: Sequence[bytes | None], timeout_s: float
 ) -> pq.abc.PGresult:
-    """Run a prepared statement with binary parameters; raises psycopg.OperationalError after too long a silence."""
+    """Run a prepared statement with binary parameters; raises psycopg.OperationalError if the server is silent too
+    long.
+    """
     pgconn.send_query_prepared(name, values, [pq.Format.BINARY] * len(values), pq.Format.BINARY)
     return _only_result(pgconn, timeout_s)
 
@@ -62,12 +64,12 @@ def flush(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
     while pgconn.flush():
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not _wait(select.POLLIN | select.POLLOUT, [pgconn.socket], left_s):
-            raise psycopg.OperationalError(f"the server took no statement for {timeout_s:g} s")
+            raise psycopg.OperationalError(f"the server accepted no statement for {timeout_s:g} s")
         pgconn.consume_input()
 
 
 def next_result(pgconn: pq.abc.PGconn, timeout_s: float) -> pq.abc.PGresult | None:
-    """The next result of what was sent; None when there is none left."""
+    """The next result of the statements sent; None if there are no more."""
     while pgconn.is_busy():
         wait_for_server(pgconn, timeout_s)
         pgconn.consume_input()
@@ -75,7 +77,7 @@ def next_result(pgconn: pq.abc.PGconn, timeout_s: float) -> pq.abc.PGresult | No
 
 
 def drain(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
-    """Read all results there are."""
+    """Read all remaining results."""
     while next_result(pgconn, timeout_s) is not None:
         pass
 
@@ -87,7 +89,7 @@ def wait_for_server(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
 
 
 def wait_readable(fds: list[int], timeout_s: float) -> list[int]:
-    """Those of the descriptors that are readable (or broken), as soon as one is; none when the time is up."""
+    """The readable (or broken) descriptors, as soon as there is one; none if the time is up."""
     return _wait(select.POLLIN, fds, timeout_s)
 
 
@@ -117,18 +119,18 @@ _HEAD_BYTES = _HEAD.size
 def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[Row]:
     """Run one COPY; returns its rows as (id, key, raw tuple), sorted by id.
 
-    Raises psycopg.Error when the statement fails, and psycopg.OperationalError when the connection breaks or
-    nothing arrives for `timeout_s`: the statement may or may not have taken effect then.
+    Raises psycopg.Error if the statement fails, and psycopg.OperationalError if the connection breaks or nothing
+    arrives for `timeout_s`: in that case the statement may or may not have taken effect.
     """
     return _copy(connection.pgconn, statement, timeout_s)[0]
 
 
 def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: float) -> list[Row]:
-    """`copy_rows`, once no crash of this server can undo what it has returned.
+    """Like `copy_rows`, but returns once no crash of this server can undo the returned rows.
 
-    `statement` notes the WAL's position (`queries.WAL_POSITION`); how far the WAL is flushed is asked for with it, in
-    one round trip. Where it is not flushed up to there, a small commit of our own has it flushed, together with all
-    that others have written meanwhile. Where the role may not do that, the server's own writer does it in less than a
+    `statement` records the WAL position (`queries.WAL_POSITION`); how far the WAL is flushed is read in the same round
+    trip. If it is not flushed up to that position, a small commit of our own flushes it, together with everything that
+    others have written in the meantime. If the role may not do that, the server's own writer does it in less than a
     second.
     """
     rows, positions = _copy(connection.pgconn, f"{statement}; {_POSITIONS}", timeout_s)
@@ -148,10 +150,10 @@ def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: fl
 
 
 def _copy(pgconn: pq.abc.PGconn, statements: str, timeout_s: float) -> tuple[list[Row], pq.abc.PGresult | None]:
-    """The rows of a COPY, and the result of the statement behind it, if there is one.
+    """The rows of a COPY, and the result of the statement after it, if any.
 
-    A database in SQL_ASCII holds any bytes, and a server that has to show them as UTF-8 refuses the whole statement for
-    the sake of one row (P33). So it sends them as they stand.
+    A database in SQL_ASCII can hold any bytes, and a server that has to convert them to UTF-8 refuses the whole
+    statement because of one row (P33). So it sends them unconverted.
     """
     unconverted = pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII"
     before = "SET LOCAL client_encoding TO SQL_ASCII; " if unconverted else ""

@@ -1,8 +1,8 @@
-"""What the database alone tells about a harvester: who leads, what waits, what was given up.
+"""What the database alone shows about a harvester: who leads, what waits, what was given up.
 
-Needs no running harvester and disturbs none: plain reads, and counting stops at a bound. `BacklogWatch` asks now and
-then over a session of its own, so that nobody waits for it. There is no index on an outbox's key, so `read_key` takes
-long on a large table: the statement timeout of the connection bounds that.
+Needs no running harvester and disturbs none: plain reads, and counting stops at a limit. `BacklogWatch` queries
+periodically on its own session, so that nobody waits for it. An outbox has no index on the key, so `read_key` is slow
+on a large table: the connection's statement timeout limits that.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Connection = psycopg.Connection[Any]
 
 COUNT_BOUND = 100_000
 HEAD_ROWS = 1_000
-BACKLOG_ROWS = 500  # at the head; fewer show no skew
-_FEW_KEYS = 40  # bound a backlog to less than 20,000 records/s, at least once
-# How old a row is, in seconds; NULL where create_time is `infinity` or `-infinity`.
+BACKLOG_ROWS = 500  # at the head; with fewer, skew does not show
+_FEW_KEYS = 40  # limit a backlog to less than 20,000 records/s, at least once
+# A row's age in seconds; NULL if create_time is `infinity` or `-infinity`.
 AGE_S = "CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END"
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineOverview:
-    """Records that were given up. `records` stops counting at a bound; then `capped` is true."""
+    """Records that were given up. Counting `records` stops at a limit; then `capped` is true."""
 
     records: int
     capped: bool
@@ -49,22 +49,24 @@ class QuarantineOverview:
 
 @dataclass(frozen=True, slots=True)
 class KeySkew:
-    """Of the rows with a key at the outbox's head: how many there are, and how many keys would share them evenly."""
+    """For the rows with a key at the outbox's head: their number, and how many keys would share them evenly."""
 
     rows: int
     keys: float  # 1 ÷ the sum of the squares of the keys' shares
 
     @property
     def is_few(self) -> bool:
-        """Whether few keys carry the backlog, which matters where a key's records go one at a time (at-least-once)."""
+        """Whether the backlog consists of few keys, which matters if a key's records go one at a time (at least
+        once).
+        """
         return self.rows >= BACKLOG_ROWS and self.keys < _FEW_KEYS
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """One moment's view. `term` is 0 and `holder` None until a harvester has led for the first time.
+    """The state at one moment. `term` is 0 and `holder` None until a harvester has led for the first time.
 
-    `holder` is who took the latest term: the database does not know whether it still lives.
+    `holder` took the latest term: the database does not know whether it is still alive.
     """
 
     shape: OutboxShape
@@ -82,7 +84,7 @@ class Overview:
 
 
 def read_overview(connection: Connection, table: OutboxTable) -> Overview:
-    """Reads everything that `harvester status` shows, with SELECT only; raises SchemaError where `inspect` does."""
+    """Read everything that `harvester status` shows, with SELECT only; raises SchemaError like `inspect`."""
     shape = inspect(connection, table, read_only=True)
     with database_errors(f"read the state of {table}"):
         names = (
@@ -106,7 +108,7 @@ def read_overview(connection: Connection, table: OutboxTable) -> Overview:
 
 
 def read_backlog(connection: Connection, table: OutboxTable, *, bound: int = COUNT_BOUND) -> Backlog:
-    """How many rows stand in the outbox and in quarantine, up to `bound`, and the age of the outbox's first."""
+    """The numbers of rows in the outbox and in quarantine, up to `bound`, and the age of the outbox's first row."""
     with database_errors(f"count the rows of {table}"):
         counted = f"SELECT count(*) FROM (SELECT FROM {table.quarantine} LIMIT {bound}) AS bounded"
         return replace(_backlog(connection, table, bound), quarantine=fetch_row(connection, counted)[0])
@@ -132,7 +134,7 @@ def _advice(connection: Connection, table: OutboxTable) -> str | None:
 
 
 def read_skew(connection: Connection, table: OutboxTable) -> KeySkew | None:
-    """None: no row at the head has a key."""
+    """None if no row at the head has a key."""
     query = f"""SELECT sum(rows)::bigint, (sum(rows) ^ 2 / sum(rows ^ 2))::float8 FROM (
         SELECT count(*) AS rows FROM (
             SELECT kafka_key::text AS key FROM {table.sql} ORDER BY id LIMIT {HEAD_ROWS}) AS head
@@ -142,7 +144,7 @@ def read_skew(connection: Connection, table: OutboxTable) -> KeySkew | None:
 
 
 def _quarantine(connection: Connection, table: OutboxTable) -> QuarantineOverview:
-    # Sorting the whole table could be long; beyond the bound the newest of the counted ones has to do.
+    # Sorting the whole table could take long; beyond the limit, the newest of the counted rows has to do.
     count, newest_at, error = fetch_row(
         connection,
         f"""WITH bounded AS MATERIALIZED (
@@ -154,18 +156,18 @@ def _quarantine(connection: Connection, table: OutboxTable) -> QuarantineOvervie
 
 
 _EVERY_S = 1.0
-_REST = 20  # times as long as the last look took
+_REST = 20  # times the duration of the last look
 _FORGOTTEN_AFTER_S = 15.0
-_SILENT_S = 10.0  # a look may take so long: a statement and its timeout
+_SILENT_S = 10.0  # the longest look: a statement and its timeout
 _NOT_ASKED = "has not been asked yet"
-_STOP_WITHIN_S = 6.0  # a statement under way ends by its own timeout
+_STOP_WITHIN_S = 6.0  # a running statement ends by its own timeout
 
 
 class BacklogWatch:
-    """Looks once a second while somebody is interested; rests, without a session, when nobody has asked for a while.
+    """Looks once a second while someone is interested; rests, without a session, when nobody has asked for a while.
 
-    Every look asks whether the database answers. Counts that take long come less often: they cost a twentieth of the
-    time at the most.
+    Every look checks that the database answers. Slow counts are made less often: they take at most a twentieth of the
+    time.
     """
 
     def __init__(self, dsn: str, table: OutboxTable, application_name: str) -> None:
@@ -180,21 +182,21 @@ class BacklogWatch:
         self._thread: threading.Thread | None = None
 
     def latest(self) -> Backlog | None:
-        """The last figures; None while there are none. Asking keeps the watch awake."""
+        """The latest figures; None while there are none. Calling this keeps the watch awake."""
         self._asked_at = time.monotonic()
         with self._lock:
             if not self._ended.is_set() and (self._thread is None or not self._thread.is_alive()):
                 self._looked.clear()
                 thread = threading.Thread(target=self._run, name="harvester-backlog", daemon=True)
-                with contextlib.suppress(RuntimeError):  # Python 3.12 starts none once the main thread has ended
+                with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread once the main thread has ended
                     thread.start()
                     self._thread = thread
         return self._latest
 
     def silence(self, within_s: float) -> str | None:
-        """Why the database does not answer; None if it does. A watch that rested is given so long for its first look.
+        """Why the database does not answer; None if it does. `within_s` is the time for the first look after a rest.
 
-        Asking keeps the watch awake.
+        Calling this keeps the watch awake.
         """
         self.latest()
         self._looked.wait(within_s)
@@ -204,11 +206,11 @@ class BacklogWatch:
         return self._silence
 
     def log_in(self, dsn: str) -> None:
-        """Uses this for new connections."""
+        """Use this DSN for new connections."""
         self._dsn = dsn
 
     def stop(self) -> None:
-        """Ends the watch and waits for it."""
+        """End the watch and wait for it."""
         self._ended.set()
         with self._lock:
             if self._thread is not None:
@@ -227,12 +229,12 @@ class BacklogWatch:
                 self._looked.set()
                 if self._answered_at >= count_at:
                     self._latest = read_backlog(connection, self._table)
-                    # It reads past all dead rows at the head; under a forgotten transaction these stay for good.
+                    # The count reads past all dead rows at the head; an abandoned transaction keeps these indefinitely.
                     counted_at = time.monotonic()
                     count_at = counted_at + _REST * (counted_at - self._answered_at)
             except (psycopg.Error, OutboxError) as error:
                 self._latest = None  # the relay's own sessions report what is wrong
-                answers = connection is not None and not connection.closed  # it refuses the statement, which is enough
+                answers = connection is not None and not connection.closed  # it may refuse statements, but answers
                 if answers:
                     self._answered_at = time.monotonic()
                     count_at = self._answered_at + _REST * _EVERY_S
@@ -247,7 +249,7 @@ class BacklogWatch:
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """Rows of a key, as in `KeyStatus`; None where the database did not answer."""
+    """Rows of a key, as in `KeyStatus`; None if the database did not answer."""
 
     rows: int | None = None
     capped: bool = False
@@ -258,7 +260,7 @@ class KeyRows:
 
 
 def read_key(connection: Connection, table: OutboxTable, key: bytes) -> KeyRows:
-    """What stands of this key, whose bytes are as Kafka would get them. Raises OutboxError and psycopg.Error."""
+    """The rows of this key, given as Kafka would get it. Raises OutboxError and psycopg.Error."""
     shape = inspect(connection, table)
     given = "$1::bytea" if shape.key_type == "bytea" else "convert_from($1::bytea, 'UTF8')"
     query = f"""WITH rows AS MATERIALIZED (
@@ -276,5 +278,5 @@ def read_key(connection: Connection, table: OutboxTable, key: bytes) -> KeyRows:
 
 
 def _age(age_s: float | None) -> float | None:
-    # A writer's clock may be ahead of the server's, where it writes create_time itself.
+    # If a writer sets create_time itself, its clock may be ahead of the server's.
     return None if age_s is None else max(0.0, age_s)

@@ -1,15 +1,15 @@
-"""A shard's database session: purge, quarantine, and the check that this is the database that was meant. Thin.
+"""A shard's database session: purge, quarantine, and the check that this is the right database. Thin.
 
-Each connection is compared with what the leader took its term on (P9, P35): another server, another timeline, another
-id space, or a term row that is older than the term. There an id may stand for another row, so nothing is purged any
-more, and `server_changed` is told; the supervisor ends this process. The id space may change under a connection, so
-each statement holds it against what is meant, and one that removes fewer rows than asked leads to a check.
+Each connection is compared with the database on which the leader took its term (P9, P35). A different server, timeline
+or id space, or a term row older than the term, means that an id may stand for another row: nothing more is purged,
+`server_changed` is called, and the supervisor ends this process. The id space may change under a connection, so each
+statement checks it, and if one removes fewer rows than requested, the database is checked.
 
-An id can be given out again without a trace of that in the id space: by `setval`, or by hand. So a row is removed only
-if it is the one that was read (P50): with the xmin of then, or, if somebody has written it anew since, as the record
-that was created at the same time (`RowVersions`). Where another record stands under the id, `ids_given_again` is told.
+An id can be given out again without a trace in the id space: by `setval`, or by an explicit id. So a row is removed
+only if it is the one that was read (P50): with the same xmin or, if it has been rewritten since, as the record that was
+created at the same time (`RowVersions`). If another record has the id, `ids_given_again` is called.
 
-Any method may raise psycopg.Error or OutboxError; `ready` makes the session usable again, or a new one.
+Any method may raise psycopg.Error or OutboxError; `ready` makes the session usable again, or opens a new one.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _READ_IDS = 500  # at a time, since values may be large
 
 @dataclass(frozen=True, slots=True)
 class PoisonRow:
-    """A record on its way to quarantine, and the term under which that may happen.
+    """A record on its way to quarantine, and the term under which it may be moved.
 
     `origin`: the header under which it was sent, if it was: its number is missing in the topic (P25). `xmin` and
-    `created_us` are those of its row as it was read (P50); xmin 0: not known.
+    `created_us` are those of its row as it was read (P50); xmin 0: unknown.
     """
 
     id: int
@@ -73,14 +73,16 @@ class PoisonRow:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is left behind when a record leaves the outbox: by a purge, and by a quarantine ("" is no notice)."""
+    """What a record leaves behind in the archive when it is purged, and as a notice when it is quarantined ("": no
+    notice).
+    """
 
     archive: settle.Archive = "off"
     notice_topic: str = ""
 
 
 class QuarantineOutcome(Enum):
-    """What became of a quarantine statement."""
+    """The outcome of a quarantine statement."""
 
     MOVED = "moved"
     GONE = "gone"
@@ -104,18 +106,18 @@ class PurgeSession:
         self._dsn, self._table, self._application, self._rules = dsn, table, application_name, rules
         self._opened, self._server_changed, self._ids_given_again = opened, server_changed, ids_given_again
         self._connection: psycopg.Connection | None = None
-        self._prepared: dict[bytes, pq.abc.PGconn] = {}  # purge statements, and the connection that knows them
+        self._prepared: dict[bytes, pq.abc.PGconn] = {}  # purge statements, with the connection that has prepared them
         self._shape: OutboxShape | None = None
-        self._meant: OutboxIdentity | None = None  # what the term was taken on
-        self._at: OutboxIdentity | None = None  # what the connection is to
+        self._meant: OutboxIdentity | None = None  # the place on which the term was taken
+        self._at: OutboxIdentity | None = None  # the place of the connection
         self._term = 0
 
     def expect(self, server: str | None, term: int | None) -> None:
-        """What the leader took its term on: sessions from now on must be with that, or nothing is purged (P9)."""
+        """The place on which the leader took its term: later sessions must be with it, or nothing is purged (P9)."""
         self._meant, self._term = OutboxIdentity.parse(server) if server else self._meant, term or self._term
 
     def log_in(self, dsn: str) -> None:
-        """Connect with this from now on."""
+        """Use this DSN for new connections."""
         self._dsn = dsn
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ class PurgeSession:
             self._connection.close()
 
     def ready(self) -> None:
-        """Have a session with the database that is meant; one that was given up on in a statement is of no use."""
+        """Make sure there is a session with the right database; a session abandoned during a statement is unusable."""
         connection = self._connection
         if connection is not None and not connection.closed:
             at, meant = self._at, self._meant
@@ -143,7 +145,7 @@ class PurgeSession:
         self._connection = connection
 
     def _check_server(self, connection: psycopg.Connection) -> None:
-        """P9. Raises DatabaseUnavailable, and tells the supervisor, when this is not the database that was meant."""
+        """P9. Raises DatabaseUnavailable, and tells the supervisor, if this is not the right database."""
         meant = self._meant
         sequence = sequence_oid(inspect(connection, self._table).sequence) if meant is None else meant.space.sequence
         self._at = read_place(connection, self._table, str(sequence) + "::oid" if meant else str(sequence))
@@ -151,18 +153,18 @@ class PurgeSession:
         reason = why_another(self._at, term, meant, self._term)
         if reason is not None:
             self._server_changed(reason)
-            raise DatabaseUnavailable(f"the database is another one than before: {reason}")
+            raise DatabaseUnavailable(f"the database is a different one: {reason}")
         self._meant = meant or self._at
 
     def term(self) -> tuple[int, str | None]:
-        """Term and holder as the term row names them now; raises SchemaError when there is none."""
+        """Term and holder as currently in the term row; raises SchemaError if there is none."""
         assert self._connection is not None
         return read_holder(self._connection, self._table)
 
     def delete(self, rows: RowVersions) -> list[int]:
-        """Delete these rows; returns the ids under which other records stand now, which are left alone.
+        """Delete these rows; returns the ids that other records now have, which are left alone.
 
-        Raises psycopg.errors.LockNotAvailable when somebody holds one of them for long.
+        Raises psycopg.errors.LockNotAvailable if another session holds a lock on one of them for too long.
         """
         if self._purge(rows) == len(rows.ids):
             return []
@@ -170,13 +172,13 @@ class PurgeSession:
         self._check_server(self._connection)
         same, others = self._written_anew(rows)
         if same.ids and self._purge(same) < len(same.ids):
-            raise DatabaseUnavailable(f"record {same.ids[0]}, or one after it, is written again and again")
+            raise DatabaseUnavailable(f"record {same.ids[0]}, or one after it, is rewritten repeatedly")
         return others
 
     def _purge(self, rows: RowVersions) -> int:
-        """Delete these rows, exactly; returns how many there were.
+        """Delete exactly these rows; returns how many there were.
 
-        Through libpq itself: a batch can be a few records, and the way round costs more than the statement.
+        Uses libpq directly: a batch can be a few records, and psycopg's overhead would exceed the statement's cost.
         """
         assert self._connection is not None
         pgconn = self._connection.pgconn
@@ -192,10 +194,10 @@ class PurgeSession:
         return result.command_tuples or 0
 
     def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions]) -> list[int]:
-        """Delete those of these rows (ascending) that `same` chooses, and return their ids.
+        """Delete the rows (ascending) that `same` chooses, and return their ids.
 
-        A row stays where an older one of its key stays: both are published then, in their order (P49). `same` gets rows
-        as a mark brings them, a part of them at a time. Raises as `delete` does.
+        A row stays if an older one of its key stays: then both are published, in order (P49). `same` receives rows as
+        returned by a mark, in portions. Raises like `delete`.
         """
         assert self._connection is not None
         shape, space = self._known_shape(), self._space()
@@ -220,8 +222,9 @@ class PurgeSession:
         return settle.purge(self._table, archive, shape, self._space(), by_version=by_version)
 
     def _written_anew(self, rows: RowVersions) -> tuple[RowVersions, list[int]]:
-        """Of rows that were not found as they were read: those that are the same records, as they are now, and the ids
-        of others."""
+        """For rows not found as they were read: the same records in their current versions, and the ids of other
+        records.
+        """
         if not rows.xmins:
             return RowVersions(()), []
         assert self._connection is not None
@@ -229,20 +232,20 @@ class PurgeSession:
         return rows.compare({record_id: (xmin, created_us) for record_id, xmin, created_us in found})
 
     def refuse_other(self, record_id: int) -> None:
-        """Another record stands under the id of one that was published: ids have been given out again (P50).
+        """Another record has the id of a published one: ids have been given out again (P50).
 
-        Raises DatabaseUnavailable, and tells the supervisor. Not under another leader's term: a mark writes rows anew.
+        Raises DatabaseUnavailable, and tells the supervisor; not under another leader's term, whose marks rewrite rows.
         """
         assert self._connection is not None
         term, _ = read_holder(self._connection, self._table)
         if self._term and term != self._term:
             return
-        reason = f"record {record_id} is another one than the one that was published: its id was given out again"
+        reason = f"record {record_id} is not the one that was published: its id was given out again"
         self._ids_given_again(reason)
         raise DatabaseUnavailable(reason)
 
     def _space(self) -> IdSpace:
-        assert self._meant is not None, "known since the session is ready"
+        assert self._meant is not None, "known once the session is ready"
         return self._meant.space
 
     def _known_shape(self) -> OutboxShape:
@@ -252,9 +255,9 @@ class PurgeSession:
         return self._shape
 
     def delete_unlocked(self, rows: RowVersions) -> tuple[list[int], list[int]]:
-        """Delete those that nobody has locked; returns the ids of the others, and those of other records.
+        """Delete the rows that nobody has locked; returns the ids of locked rows, and those of other records.
 
-        Who writes a row anew at this moment is as good as one who has locked it.
+        A row that is rewritten at this moment counts as locked.
         """
         assert self._connection is not None
         locked = self._purge_unlocked(rows)
@@ -310,8 +313,8 @@ class PurgeSession:
 def bigint_array(numbers: Sequence[int]) -> bytes:
     """A bigint[] in PostgreSQL's binary form: one dimension, no NULLs, lower bound 1.
 
-    Its elements are laid out in one go, as words of 32 bits. For a large batch that takes less than half of the time
-    that it takes one by one.
+    All elements are written at once, as 32-bit words. For a large batch this takes less than half the time of writing
+    them one by one.
     """
     words = array("I", array("q", numbers).tobytes())
     halves = (words[::2], words[1::2])
@@ -325,7 +328,7 @@ def xid_array(numbers: Sequence[int]) -> bytes:
 
 
 def _array(oid: int, count: int, element_bytes: int, *words: array[int]) -> bytes:
-    """`words`: of each element the first, the second, …"""
+    """`words`: the first words of all elements, then the second ones, …"""
     step = 1 + len(words)
     body = array("I", (element_bytes,)) * (step * count)
     for place, column in enumerate(words, 1):

@@ -1,4 +1,4 @@
-"""Dead letters: the records in quarantine, found, read and discarded. Putting them back is in `redrive`.
+"""Dead letters: records in quarantine, found, read and discarded. `redrive` puts them back.
 
 A record is identified by (incarnation, id), since ids may start again.
 """
@@ -24,17 +24,17 @@ _NAMED = "(q.incarnation, q.id) IN (SELECT * FROM unnest($1::uuid[], $2::bigint[
 Connection = psycopg.Connection[Any]
 Identity = tuple[UUID, int]
 
-# psycopg raises for a time that no datetime can hold in the session's time zone, which is a day away from UTC at most.
+# psycopg raises for times that no datetime can hold in the session's time zone, which is at most a day from UTC.
 _LOADABLE = "CASE WHEN q.create_time >= '0001-01-02Z' AND q.create_time < '9999-12-31Z' THEN q.create_time END"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which records are meant: those that all given conditions hold for; none given means every record.
+    """Which records: those that meet all given conditions; without any, all records.
 
-    `topics` and `ids`: one of them. `key` are bytes as Kafka would get them. `error` is a part of the message whatever
-    its case, `error_pattern` a regular expression of PostgreSQL. `since`: a moment, or how long ago at most.
-    `limit`: only so many.
+    `topics` and `ids`: any of them. `key` is bytes as Kafka would get them. `error` is part of the message, ignoring
+    case, `error_pattern` a PostgreSQL regular expression. `since`: a moment, or a maximum age. `limit`: at most this
+    many.
     """
 
     topics: Sequence[str] = ()
@@ -49,11 +49,11 @@ class DeadLetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class DeadRecord:
-    """A row of the quarantine. Key and value are bytes as Kafka would have got them; `value` is None unless asked for.
+    """A row of the quarantine. Key and value are bytes as Kafka would have got them; `value` is None unless requested.
 
-    `create_time` is None as well where a datetime cannot hold it: `infinity`, and beyond the years 1 to 9999.
+    `create_time` is also None if a datetime cannot hold it: `infinity`, and beyond the years 1 to 9999.
 
-    `header_keys` and `header_values` are as in the row: that they do not fit together may be why it is here.
+    `header_keys` and `header_values` are as in the row: their mismatch may be why it is here.
     """
 
     id: int
@@ -62,7 +62,7 @@ class DeadRecord:
     topic: str | None
     key: bytes | None
     value: bytes | None
-    value_bytes: int | None  # None: there is no value (a tombstone)
+    value_bytes: int | None  # None: no value (a tombstone)
     header_keys: list[Any] | None
     header_values: list[Any] | None
     partition: int | None
@@ -86,9 +86,9 @@ def list_dead(
     values: bool = False,
     oldest_first: bool = False,
 ) -> list[DeadRecord]:
-    """The chosen records, the newest first unless told otherwise; a limit leaves out the last.
+    """The chosen records, newest first by default; a limit leaves out the last ones.
 
-    Raises OutboxError for a pattern that is none.
+    Raises OutboxError for an invalid pattern.
     """
     condition, parameters = where(shape, chosen)
     order = "ASC" if oldest_first else "DESC"
@@ -103,14 +103,14 @@ def list_dead(
         except psycopg.errors.InvalidRegularExpression as error:
             raise OutboxError(
                 f"{chosen.error_pattern!r} is not a valid regular expression: {error.diag.message_primary}",
-                hint="write it as for PostgreSQL's ~* operator, or search for a part of the message",
+                hint="use the syntax of PostgreSQL's ~* operator, or search for a part of the message",
             ) from error
 
 
 def lock_dead(
     connection: Connection, table: OutboxTable, shape: OutboxShape, identities: Sequence[Identity]
 ) -> list[DeadRecord]:
-    """Those of the records that are still there, locked until the end of the transaction; without values."""
+    """The given records that still exist, locked until the end of the transaction; without values."""
     incarnations, ids = split(identities)
     query = (
         f"SELECT {_columns(shape, values=False)} FROM {table.quarantine} q"
@@ -122,7 +122,7 @@ def lock_dead(
 def discard(
     connection: Connection, table: OutboxTable, shape: OutboxShape, identities: Sequence[Identity]
 ) -> list[DeadRecord]:
-    """Deletes the records for good; returns those that were still there."""
+    """Delete the records permanently; returns those that still existed."""
     incarnations, ids = split(identities)
     query = f"DELETE FROM {table.quarantine} q WHERE {_NAMED} RETURNING {_columns(shape, values=False)}"
     with database_errors(f"discard records of {table.quarantine}"), connection.transaction():
@@ -131,10 +131,10 @@ def discard(
 
 
 def _read(connection: Connection, query: str, *parameters: object) -> list[DeadRecord]:
-    """Dead records, by a query for `_columns`.
+    """Dead records, from a query for `_columns`.
 
-    A database in SQL_ASCII holds texts that are none, which may be why a record is here: they are read as bytes there,
-    since the server would refuse them all for the sake of one.
+    A database in SQL_ASCII can hold text that is not valid, which may be why a record is here: it is read as bytes
+    there, since the server would otherwise refuse the whole query because of one.
     """
     if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
         return [DeadRecord(*row) for row in execute(connection, query, *parameters)]

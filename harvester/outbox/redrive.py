@@ -1,9 +1,9 @@
-"""Putting records of the quarantine back into the outbox, in the order of their keys or not at all.
+"""Puts quarantined records back into the outbox, in the order of their keys or not at all.
 
-Both halves, the new row and the removal, are one transaction, so two redrives of one record make one row. The new row
-has a new id (protocol P9) and a header that names its origin. While order is to be kept, the outbox is locked against
-writers and purges: nobody can commit a row with an id between ours and what was looked at. The lock is held for two or
-three statements and waited for briefly, because all writers wait behind it.
+The new row and the removal are one transaction, so two redrives of one record make one row. The new row has a new id
+(protocol P9) and a header that holds its origin. While order is to be kept, the outbox is locked against writers and
+purges: nobody can commit a row with an id between ours and the ones checked. The lock is held for two or three
+statements and waited for only briefly, because all writers wait behind it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable, as_bytes
 
 LOCK_TIMEOUT_MS = 2_000
-_CURRENT_EPOCH = 2**31  # of the incarnation in the term row; others, in the order of their first quarantine, below
+_CURRENT_EPOCH = 2**31  # of the incarnation in the term row; others are lower, in the order of their first quarantine
 
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRedrive:
-    """A record, its position, and what stands against putting it back in order."""
+    """A record, its position, and what prevents putting it back in order."""
 
     record: DeadRecord
     position: Position
@@ -43,13 +43,13 @@ class PlannedRedrive:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing is known to break the order, and nothing to keep it."""
+        """Whether it is unknown if the order would be kept."""
         return self.obstacle is not None and self.obstacle.reason is Reason.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """A record that was put back, its new id, and what stood against that, if it was told to go back regardless."""
+    """A record that was put back, its new id, and the obstacle, if it was put back regardless."""
 
     record: DeadRecord
     new_id: int
@@ -61,7 +61,7 @@ def plan(
 ) -> list[PlannedRedrive]:
     """What a redrive of these records would do, in its order; changes and locks nothing.
 
-    `archive`: purges write one now. That it was not off in between is taken for granted where it holds anything older.
+    `archive`: purges write one now. If it holds anything older, it is assumed that it was never off since.
     """
     records = list_dead(connection, table, shape, chosen, oldest_first=True)
     with database_errors(f"plan a redrive into {table}"):
@@ -78,11 +78,11 @@ def redrive(
     out_of_order: bool = False,
     unknown_ok: bool = False,
 ) -> list[Redriven]:
-    """Put these records back, by key in their order; returns those that were still there, with their new ids.
+    """Put these records back, in order within each key; returns those that still existed, with their new ids.
 
-    Raises OrderNotKept, and changes nothing, when one of them cannot keep the order of its key, unless `out_of_order`.
-    With `unknown_ok`, those go back of which nobody knows whether they can. Raises DatabaseUnavailable when a writer
-    holds the outbox for too long.
+    Raises OrderNotKept, and changes nothing, if one of them cannot keep its key's order, unless `out_of_order`. With
+    `unknown_ok`, records for which this is unknown go back, too. Raises DatabaseUnavailable if a writer holds the
+    outbox for too long.
     """
     with database_errors(f"put records back into {table}"), connection.transaction():
         if not out_of_order:
@@ -97,7 +97,7 @@ def redrive(
             raise OutboxError(f"records name a partition, but {table} has no column kafka_partition any more")
         incarnations, ids = split([entry.record.identity for entry in planned])
         new_ids = sorted(row[0] for row in execute(connection, _move(table, shape), incarnations, ids))
-        # One INSERT takes its ids from the sequence in the order of its rows: ascending, as they were planned.
+        # One INSERT takes its ids from the sequence in the order of its rows: ascending, as planned.
         return [Redriven(entry.record, new_id, entry.obstacle) for entry, new_id in zip(planned, new_ids, strict=True)]
 
 
@@ -129,7 +129,7 @@ def _plan(
 
     def judge(record: DeadRecord) -> Obstacle | None:
         if record.key is None:
-            return None  # nothing has an order with it
+            return None  # without a key there is no order
         found = KeyNeighbours(
             last_waiting=waiting.get(record.key),
             first_left=left.get(record.key),
@@ -160,8 +160,8 @@ def _epochs(table: OutboxTable) -> str:
     )
 
 
-# The position of x, a row with id, incarnation (NULL: the current one) and headers: that of its origin, if known.
-# A header array of several dimensions, which nothing can publish, cannot be searched.
+# The position of x, a row with id, incarnation (NULL: the current one) and headers: that of its origin, if known. A
+# header array of several dimensions, which cannot be published, cannot be searched.
 _POSITION = f"""
     LEFT JOIN LATERAL (SELECT regexp_match(
         (x.kafka_header_values::text[])[CASE WHEN array_ndims(x.kafka_header_keys) = 1 THEN
@@ -191,7 +191,7 @@ def _extremes(
     *,
     bytes_key: bool = False,
 ) -> dict[bytes, Position]:
-    """The first or last position of each chosen key among these rows. One pass over them, however many are chosen."""
+    """The first or last position of each chosen key among these rows. One pass, however many are chosen."""
     key = as_bytes("k.kafka_key", shape.key_type)
     same = f"x.kafka_key = {key}" if bytes_key else "x.kafka_key = k.kafka_key"
     query = (
@@ -204,7 +204,7 @@ def _extremes(
 
 
 def _move(table: OutboxTable, shape: OutboxShape) -> str:
-    """Quarantine → outbox in the order of the parameters; headers that do not fit together stay as they are."""
+    """Quarantine → outbox in the order of the parameters; mismatched headers stay as they are."""
     extra, value = (", kafka_partition", ", g.kafka_partition") if shape.has_partition else ("", "")
     fits = (
         "coalesce(array_ndims(g.kafka_header_keys), 1) = 1 AND coalesce(array_ndims(g.kafka_header_values), 1) = 1"

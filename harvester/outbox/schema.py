@@ -1,7 +1,7 @@
-"""The schema: create, check, migrate (`init`), and look at it (`inspect`).
+"""The schema: create, check and migrate (`init`), and examine it (`inspect`).
 
-Everything `init` does happens in one transaction under an advisory lock, so that it is done as a whole or not at all
-and two at once are safe. It changes nothing of an outbox that exists already; what does not fit is refused.
+Everything `init` does happens in one transaction under an advisory lock, so it is done completely or not at all, and
+concurrent runs are safe. It changes nothing in an existing outbox; one that does not fit is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from harvester.outbox.tables import OutboxTable
 
 Connection = psycopg.Connection[Any]
 
-# A trigger needs a lock that waits for every writer, and all later writers wait behind it: give up soon.
+# Creating a trigger waits for every writer, and all later writers wait behind it: give up soon.
 LOCK_TIMEOUT_MS = 5_000
 
 
@@ -48,12 +48,12 @@ def init(
     archive: bool = False,
     archive_retention: timedelta = timedelta(days=7),
 ) -> list[str]:
-    """Create, check and migrate; returns what was done, in words, empty when there was nothing to do.
+    """Create, check and migrate; returns what was done, in words, empty if there was nothing to do.
 
-    `notify` makes (True) or removes (False) the wake-up trigger, `functions` the function for writers in SQL; None
-    leaves it as it is. `value_type` is that of kafka_value in a new table. `archive` makes the archive and keeps its
-    partitions; one that is there is never removed. Raises SchemaError for a table that does not fit or a schema newer
-    than this version knows, DatabaseUnavailable for a lost session or a lock that could not be had.
+    `notify` creates (True) or removes (False) the wake-up trigger, `functions` the functions for writers in SQL; None
+    leaves them as they are. `value_type` is the type of kafka_value in a new table. `archive` creates the archive and
+    maintains its partitions; an existing archive is never removed. Raises SchemaError if a table does not fit or the
+    schema is newer than this version, DatabaseUnavailable for a lost session or a lock that could not be obtained.
     """
     done: list[str] = []
     with database_errors(f"set up {table}"), locked(connection):
@@ -64,7 +64,7 @@ def init(
             done.append(f"created table {table.sql}")
             facts = read_facts(connection, table)
         shape = outbox_shape(table, facts)
-        # The companions stand in the schema in which the outbox was found, not the first of the search path.
+        # The companions belong in the schema of the outbox, not in the first one of the search path.
         placed = OutboxTable(schema=shape.schema, name=table.name)
         _refuse_newer(connection, placed, facts)
         if facts.term is None:
@@ -82,7 +82,7 @@ def init(
             with connection.transaction():
                 before = _migrate(connection, placed)
         except psycopg.errors.UndefinedColumn:
-            check_companions(table, read_facts(connection, table), shape)  # says which table is not ours, if one is not
+            check_companions(table, read_facts(connection, table), shape)  # raises if one of the tables is not ours
             raise
         if before < ddl.schema_version() and facts.term is not None:
             done.append(f"migrated the schema from version {before} to {ddl.schema_version()}")
@@ -100,9 +100,9 @@ def init(
 
 
 def inspect(connection: Connection, table: OutboxTable, *, read_only: bool = False) -> OutboxShape:
-    """Checks everything the relay depends on; raises SchemaError with all that is wrong.
+    """Check everything the relay depends on; raises SchemaError with all problems.
 
-    `read_only` asks for no privilege but SELECT.
+    `read_only` requires no privilege but SELECT.
     """
     with database_errors(f"inspect {table}"):
         facts = read_facts(connection, table)
@@ -113,7 +113,7 @@ def inspect(connection: Connection, table: OutboxTable, *, read_only: bool = Fal
         raise SchemaError(f"the table {table.term} is empty", hint=INIT_HINT)
     if version < ddl.schema_version():
         raise SchemaError(
-            f"the schema of {table} has version {version}, this harvester needs {ddl.schema_version()}",
+            f"the schema of {table} has version {version}, but this harvester needs {ddl.schema_version()}",
             hint=INIT_HINT,
         )
     _refuse_version(table, version)
@@ -121,7 +121,7 @@ def inspect(connection: Connection, table: OutboxTable, *, read_only: bool = Fal
 
 
 def find_shape(connection: Connection, table: OutboxTable) -> OutboxShape | None:
-    """The shape of the outbox itself, None when there is none yet; raises SchemaError when it does not fit."""
+    """The shape of the outbox itself, None if it does not exist; raises SchemaError if it does not fit."""
     with database_errors(f"inspect {table}"):
         facts = read_facts(connection, table)
         check_place(table, facts)
@@ -129,10 +129,10 @@ def find_shape(connection: Connection, table: OutboxTable) -> OutboxShape | None
 
 
 def refresh_incarnation(connection: Connection, table: OutboxTable) -> bool:
-    """Renew the incarnation if ids of the outbox may start again; true when it was renewed.
+    """Renew the incarnation if ids of the outbox may start again; returns whether it was renewed.
 
-    That is so when the outbox was dropped and made again, or its sequence went back (TRUNCATE … RESTART IDENTITY,
-    a restored copy). The highest value of the sequence is noted for the next time. Takes the lock of the term row.
+    That is the case if the outbox was dropped and recreated, or its sequence went back (TRUNCATE … RESTART IDENTITY, a
+    restored copy). The sequence's highest value is recorded for the next time. Takes the term row's lock.
     """
     with database_errors(f"refresh the incarnation of {table}"):
         shape = outbox_shape(table, read_facts(connection, table))
@@ -148,10 +148,10 @@ def sql(
     value_type: ddl.KafkaType = "text",
     archive: bool = False,
 ) -> str:
-    """The schema as a script for psql, in one transaction, that may run more than once.
+    """The schema as a psql script, in one transaction, that may be run repeatedly.
 
-    With the shape of an existing outbox only what stands beside it is made, with its types. The functions name their
-    schema, `public` where none is known.
+    Given the shape of an existing outbox, only its companions are created, with its types. The functions name their
+    schema, `public` if none is known.
     """
     columns = shape or ddl.new_columns(value_type)
     statements = [
@@ -173,18 +173,18 @@ def sql(
 
 
 def read_facts(connection: Connection, table: OutboxTable) -> Facts:
-    """Reads the catalog in one round trip; needs no privilege on the tables. Raises psycopg's errors."""
-    # A cursor of a known class: the connection may belong to a host that set factories of its own.
+    """Read the catalog in one round trip; needs no privilege on the tables. Raises psycopg's errors."""
+    # A cursor of a known class: the connection may belong to a host that has set its own factories.
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     row = cursor.execute(CATALOG_SQL, catalog_parameters(table)).fetchone()
     if row is None:
-        raise SchemaError(f"the catalog gave no answer about {table}")
+        raise SchemaError(f"the catalog query returned nothing for {table}")
     return parse_catalog(row)
 
 
 @contextmanager
 def locked(connection: Connection) -> Iterator[None]:
-    """A transaction that no other of these runs beside; it waits for locks of tables LOCK_TIMEOUT_MS at most."""
+    """A transaction that excludes others of its kind; it waits at most LOCK_TIMEOUT_MS for table locks."""
     outermost = connection.info.transaction_status == TransactionStatus.IDLE
     with connection.transaction():
         if outermost:
@@ -205,7 +205,7 @@ def _retype(connection: Connection, table: OutboxTable, found: Relation, shape: 
 
 
 def _migrate(connection: Connection, table: OutboxTable) -> int:
-    """Runs the missing migrations; returns the version before."""
+    """Run the missing migrations; returns the previous version."""
     version = _version(connection, table) or 1
     if version < ddl.schema_version():
         for migration in ddl.MIGRATIONS[version - 1 :]:
@@ -220,7 +220,7 @@ def _has_leases(connection: Connection, table: OutboxTable) -> bool:
 
 
 def _restore_leases(connection: Connection, table: OutboxTable) -> None:
-    """Recreates the table of leases where somebody has dropped it since its migration."""
+    """Recreate the table of leases if it was dropped after its migration."""
     if ddl.exactly_once in ddl.MIGRATIONS and not _has_leases(connection, table):
         for statement in ddl.create_leases(table):
             connection.execute(statement)
@@ -279,8 +279,8 @@ def _refuse_newer(connection: Connection, table: OutboxTable, facts: Facts) -> N
 def _refuse_version(table: OutboxTable, version: int | None) -> None:
     if version is not None and version > ddl.schema_version():
         raise SchemaError(
-            f"the schema of {table} has version {version}, this harvester knows {ddl.schema_version()}",
-            hint="use a newer harvester: the database was migrated by one",
+            f"the schema of {table} has version {version}, but this harvester only supports {ddl.schema_version()}",
+            hint="use a newer harvester: one has migrated the database",
         )
 
 
@@ -290,7 +290,7 @@ def _scalar(connection: Connection, query: str) -> Any:
 
 
 def set_functions(connection: Connection, table: OutboxTable, shape: ColumnShape, *, wanted: bool | None) -> list[str]:
-    """Make (True) or remove (False) the functions; None leaves them as they are. Returns what was done, in words."""
+    """Create (True) or remove (False) the functions; None leaves them as they are. Returns what was done, in words."""
     if wanted is None:
         return []
     query = (

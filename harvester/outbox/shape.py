@@ -1,7 +1,7 @@
 """The shape of an outbox: which of the accepted forms a table has, and why others are refused.
 
-Accepted is the table of goharvest's user guide and, beyond it, key and value of the types that people have, a nullable
-key, headers in one column, and a column kafka_partition. Everything is judged on facts of the catalog: no I/O.
+Accepted are the table of goharvest's user guide and, beyond that, common types for key and value, a nullable key,
+headers in one column, and a column kafka_partition. All decisions are based on facts from the catalog: no I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MINIMUM_SERVER_VERSION = 130000  # gen_random_uuid() is built in from 13 on
 INIT_HINT = "run `harvester init`"
 
 _TEXT = ("text", "character varying")
-# Published as the text that PostgreSQL writes for them.
+# Published in PostgreSQL's text form.
 StoredType = Literal["jsonb", "json", "uuid", "bigint", "integer"]
 HeaderKind = Literal["pairs", "jsonb", "json"]
 _KEY_OR_VALUE = (*_TEXT, "bytea", *get_args(StoredType))
@@ -37,7 +37,8 @@ _ACCEPTED: dict[str, tuple[str, ...]] = {
     "kafka_partition": ("integer",),
 }
 _OPTIONAL = ("kafka_partition",)
-# UTF-8, those of which PostgreSQL converts each byte, and none at all, whose bytes are published as they stand (P33).
+# UTF-8, encodings in which PostgreSQL can convert every byte, and none at all, whose bytes are published unchanged
+# (P33).
 _READABLE_ENCODINGS = frozenset({
     "UTF8", "SQL_ASCII", "LATIN1", "LATIN2", "LATIN4", "LATIN5", "LATIN6", "LATIN7", "LATIN8", "LATIN9", "LATIN10",
     "ISO_8859_5", "KOI8R", "KOI8U", "WIN866", "WIN1256",
@@ -61,9 +62,9 @@ QUARANTINE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ColumnShape:
-    """What a writer of rows has to know. Lengths are in characters; None is unlimited.
+    """What a writer of rows needs to know. Lengths are in characters; None is unlimited.
 
-    - key_type, value_type: as Kafka gets them; key_stored, value_stored: the column's type where that is another
+    - key_type, value_type: as Kafka gets them; key_stored, value_stored: the column's type if it differs
     - headers: in two arrays, or in one column: an array of pairs, or an object of that type
     """
 
@@ -82,7 +83,7 @@ class ColumnShape:
 
 @dataclass(frozen=True, slots=True)
 class OutboxShape(ColumnShape):
-    """What the relay has to know. `sequence` is qualified and quoted for SQL text; `schema` is a bare name."""
+    """What the relay needs to know. `sequence` is qualified and quoted for SQL text; `schema` is a bare name."""
 
     oid: int
     schema: str
@@ -93,13 +94,13 @@ class OutboxShape(ColumnShape):
 
 
 def outbox_shape(table: OutboxTable, facts: Facts) -> OutboxShape:
-    """Checks the outbox itself; raises SchemaError with everything that is wrong with it."""
+    """Check the outbox itself; raises SchemaError with all problems."""
     outbox = _require_outbox(table, facts)
     if outbox.kind == "p":
         raise SchemaError(
             f"the outbox table {table} is a partitioned table: rows are read in the order of one index on id, which"
-            " partitions do not share, and a partition that is dropped takes records along",
-            hint="name an ordinary table as outbox_table (`harvester init` makes it), and copy each new row of the"
+            " partitions do not share, and dropping a partition would lose its records",
+            hint="name an ordinary table as outbox_table (`harvester init` creates it), and copy each new row of the"
             " partitioned one into it: `harvester adopt TABLE --topic '{kafka_topic}' --key '{kafka_key}'"
             " --value '{kafka_value}'`",
         )
@@ -117,14 +118,14 @@ def outbox_shape(table: OutboxTable, facts: Facts) -> OutboxShape:
 
 
 def column_shape(table: OutboxTable, facts: Facts) -> ColumnShape:
-    """Checks only what a writer depends on; raises SchemaError."""
+    """Check only what a writer depends on; raises SchemaError."""
     outbox = _require_outbox(table, facts)
     _refuse(table, _column_problems(outbox))
     return _columns(outbox)
 
 
 def check_place(table: OutboxTable, facts: Facts) -> None:
-    """Checks the server and the schema; raises SchemaError."""
+    """Check the server and the schema; raises SchemaError."""
     if facts.server_version < MINIMUM_SERVER_VERSION:
         major = facts.server_version // 10000
         raise SchemaError(
@@ -133,8 +134,8 @@ def check_place(table: OutboxTable, facts: Facts) -> None:
         )
     if facts.encoding not in _READABLE_ENCODINGS:
         raise SchemaError(
-            f"the database has the encoding {facts.encoding}, of which not every text can be read as UTF-8: one that"
-            " cannot would hold up all records",
+            f"the database has the encoding {facts.encoding}, in which some text cannot be converted to UTF-8:"
+            " one such record would block all others",
             hint="keep the outbox in a database with the encoding UTF8",
         )
     if not facts.schema_exists:
@@ -158,9 +159,9 @@ def _require_outbox(table: OutboxTable, facts: Facts) -> Relation:
 
 
 def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape, *, read_only: bool = False) -> None:
-    """Checks the term and quarantine tables and our privileges on all three; raises SchemaError.
+    """Check the term and quarantine tables and our privileges on all three; raises SchemaError.
 
-    `read_only`: for somebody who only looks, SELECT is enough.
+    `read_only`: SELECT is sufficient.
     """
     problems: list[str] = []
     for name, relation, wanted in (
@@ -170,7 +171,7 @@ def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape, *, re
         if relation is None:
             problems.append(f"the table {name} is missing")
         elif relation.schema != shape.schema:
-            problems.append(f"the table {name} is found in schema {relation.schema!r}, not beside the outbox")
+            problems.append(f"the table {name} is in schema {relation.schema!r}, not in the outbox's")
         else:
             absent = [column for column in wanted if column not in relation.columns]
             if absent:
@@ -184,7 +185,7 @@ def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape, *, re
         raise SchemaError(f"{table} is not ready: {'; '.join(problems)}", hint=INIT_HINT)
     grants = _missing_grants(table, facts, read_only=read_only)
     if grants:
-        purpose = f"reading {table} takes" if read_only else f"the relay of {table} needs"
+        purpose = f"reading {table} requires" if read_only else f"the relay of {table} requires"
         raise SchemaError(
             f"this database user lacks privileges that {purpose}",
             hint=f"let the owner run: {'; '.join(grants)}",
@@ -192,7 +193,7 @@ def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape, *, re
 
 
 def quarantine_mismatches(quarantine: Relation, shape: OutboxShape) -> list[tuple[str, str, str]]:
-    """Columns (name, type there, type in the outbox) whose kind, text or bytea, is not the outbox's."""
+    """Columns (name, type there, type in the outbox) that are text in one table and bytea in the other."""
     pairs = (("kafka_key", shape.key_type), ("kafka_value", shape.value_type))
     return [
         (name, _kind(quarantine.columns[name]), ours)
@@ -208,7 +209,7 @@ def _misplaced(outbox: Relation) -> list[str]:
     elif outbox.kind != "r":
         problems.append("it is not a table")
     if outbox.is_partition or outbox.has_children:
-        problems.append("it takes part in inheritance or partitioning: it must stand alone")
+        problems.append("it uses inheritance or partitioning, which is not supported")
     if outbox.persistence != "p":
         problems.append("it is unlogged or temporary, so a crash of the server would lose records")
     if outbox.row_security:
@@ -231,9 +232,9 @@ def _column_problems(outbox: Relation) -> list[str]:
     leader = outbox.columns.get("leader_id")
     if leader is not None:
         if not leader.nullable:
-            problems.append("column leader_id is NOT NULL, but a fresh record has no leader")
+            problems.append("column leader_id is NOT NULL, but a new record has no leader")
         if leader.max_length is not None and leader.max_length < _UUID_CHARACTERS:
-            problems.append(f"column leader_id holds {leader.max_length} characters, a UUID has 36")
+            problems.append(f"column leader_id holds {leader.max_length} characters, but a UUID has 36")
     return problems
 
 
@@ -248,7 +249,7 @@ def _id_problems(outbox: Relation, facts: Facts) -> list[str]:
         problems.append("column id does not come from a sequence by its default (BIGSERIAL or IDENTITY)")
         return problems
     if sequence.cache != 1:
-        # A cached id can be used long after larger ones were committed by other sessions (protocol P10).
+        # A cached id can be used long after other sessions have committed larger ones (protocol P10).
         problems.append(f"its sequence has CACHE {sequence.cache} (ALTER SEQUENCE {sequence.name} CACHE 1)")
     if sequence.cycle:
         problems.append(f"its sequence has CYCLE (ALTER SEQUENCE {sequence.name} NO CYCLE)")
@@ -275,7 +276,7 @@ def _columns(outbox: Relation) -> ColumnShape:
 
 
 def _in_one_column(outbox: Relation) -> bool:
-    """Whether kafka_headers is meant. Beside the two arrays it is a column of somebody's own."""
+    """Whether kafka_headers is used. Next to the two arrays it is an unrelated column."""
     return _HEADERS in outbox.columns and not {"kafka_header_keys", "kafka_header_values"} & outbox.columns.keys()
 
 
@@ -284,7 +285,7 @@ def _headers(outbox: Relation) -> Literal["arrays"] | HeaderKind:
 
 
 def header_kind(column_type: str) -> HeaderKind | None:
-    """How a column of this type has headers; None for one that cannot have any."""
+    """The form of headers in a column of this type; None if it cannot hold headers."""
     if column_type in _TEXT_ARRAYS:
         return "pairs"
     return next((kind for kind in get_args(HeaderKind) if kind == column_type), None)
@@ -302,7 +303,7 @@ def _refuse(table: OutboxTable, problems: list[str]) -> None:
     if problems:
         raise SchemaError(
             f"the outbox table {table} does not fit: {'; '.join(problems)}",
-            hint="change the table (`harvester init --print` shows the wanted one), or name another outbox_table",
+            hint="change the table (`harvester init --print` shows the expected one), or name another outbox_table",
         )
 
 

@@ -1,8 +1,7 @@
-"""Names: of the outbox and the tables and channel that stand beside it.
+"""The names of the outbox, its companion tables and its channel.
 
-A name is given as in SQL: `outbox`, `billing.outbox`, `"My Schema"."the outbox"`; unquoted parts fold to lower
-case as PostgreSQL does. Everything that goes into SQL text is quoted here and nowhere else, so a name can never
-inject anything.
+A name is given as in SQL: `outbox`, `billing.outbox`, `"My Schema"."the outbox"`; unquoted parts fold to lower case as
+in PostgreSQL. Names for SQL text are quoted here and nowhere else, so a name can never inject anything.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class OutboxTable:
         if len(f"{parts[-1]}_quarantine".encode()) > _MAX_NAME_BYTES:
             raise SchemaError(
                 f"the table name {parts[-1]!r} is too long",
-                hint=f"it may have {_MAX_NAME_BYTES - len('_quarantine')} bytes, so that the tables beside it fit",
+                hint=f"it may have {_MAX_NAME_BYTES - len('_quarantine')} bytes, so that its companions' names fit",
             )
         return cls(schema=parts[0] if len(parts) == 2 else None, name=parts[-1])
 
@@ -63,17 +62,17 @@ class OutboxTable:
 
     @property
     def term(self) -> str:
-        """The table with the one term row."""
+        """The table with the single term row."""
         return self._qualified(f"{self.name}_term")
 
     @property
     def quarantine(self) -> str:
-        """The table that poison records go to."""
+        """The table for poison records."""
         return self._qualified(f"{self.name}_quarantine")
 
     @property
     def lease(self) -> str:
-        """The table of leases, one row for each name under which records are numbered."""
+        """The table of leases, one row per name under which records are numbered."""
         return self._qualified(f"{self.name}_lease")
 
     @property
@@ -82,7 +81,7 @@ class OutboxTable:
         return self._qualified(f"{self.name}_archive")
 
     def beside(self, suffix: str) -> str:
-        """A further name in the outbox's schema, shortened where PostgreSQL would cut it."""
+        """Another name in the outbox's schema, shortened if PostgreSQL would truncate it."""
         name = f"{self.name}_{suffix}"
         if len(name.encode()) > _MAX_NAME_BYTES:
             name = f"harvester_{hashlib.sha256(self.name.encode()).hexdigest()[:16]}_{suffix}"
@@ -90,7 +89,7 @@ class OutboxTable:
 
     @property
     def channel(self) -> str:
-        """The NOTIFY channel of the optional trigger; unquoted it is a plain lower-case identifier."""
+        """The NOTIFY channel of the optional trigger; usable unquoted, since it is a lower-case identifier."""
         return f"harvester_{hashlib.sha256(self.sql.encode()).hexdigest()[:16]}"
 
     def __str__(self) -> str:
@@ -98,7 +97,7 @@ class OutboxTable:
 
 
 def doubled(name: str) -> str:
-    """A quoted name in a statement with psycopg's parameters, where a per cent sign means something."""
+    """A quoted name in a statement with psycopg's parameters, where a per cent sign is special."""
     return name.replace("%", "%%")
 
 
@@ -108,7 +107,7 @@ def _fold(identifier: str) -> str:
 
 
 def quoted(identifier: str) -> str:
-    """Quotes a name for SQL text: of a column, a schema, a role."""
+    """Quotes the name of a column, a schema or a role for SQL text."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
@@ -116,17 +115,17 @@ _ENCODING = "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE '
 
 
 def as_bytes(column: str, kind: str) -> str:
-    """A column of type text or bytea as the bytes that Kafka gets: in UTF-8, or as they stand in SQL_ASCII (P33)."""
+    """A text or bytea column as the bytes that Kafka gets: in UTF-8, or unchanged in SQL_ASCII (P33)."""
     return column if kind == "bytea" else f"convert_to({column}, {_ENCODING})"
 
 
 def literal(text: str) -> str:
-    """A string for SQL text; E'' reads the same whatever standard_conforming_strings says."""
+    """A string literal for SQL text; E'' works with any setting of standard_conforming_strings."""
     return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def dollar_quoted(body: str) -> str:
-    """Quotes the body of a function for SQL text, whatever names and texts occur in it."""
+    """Quotes the body of a function for SQL text, whatever it contains."""
     tag = "$function$"
     while tag in body:
         tag = f"{tag[:-1]}_$"

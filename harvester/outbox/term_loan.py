@@ -1,16 +1,16 @@
-"""The term on loan: how a bulk drain gets it from the harvesters, keeps it, and gives it back (rule P32).
+"""The term on loan: how a bulk drain borrows it from the harvesters, keeps it, and returns it (rule P32).
 
-The term row says who has the term (`holder_kind`), and until when, by the database's clock (`lease_until`). No
-harvester takes a term whose lease still runs; each looks again once a second. So whatever the borrower does under the
-term, it has to have stopped when the lease ends, and then nobody needs to wait for anything.
+The term row records who has the term (`holder_kind`), and until when, by the database's clock (`lease_until`). No
+harvester takes a term whose lease has not expired; each checks again once a second. So whatever the borrower does under
+the term, it must have stopped when the lease ends, and then nobody needs to wait for anything.
 
-1. *Ask.* `wanted_by` makes the leader finish what is on the wire and release the term, and keeps the others from
-   taking it. A leader that is idle sees it within a second, a busy one within five, a paused or a dead one not at all.
-2. *Take*, by compare and set. A term that was not released in time is taken all the same; what its leader had on the
-   wire may then still arrive for S + H + D, which is waited out, under the lease. Another borrower's lease that still
-   runs is waited out before; one that has run out left nothing behind.
+1. *Ask.* `wanted_by` makes the leader finish what is on the wire and release the term, and keeps others from taking it.
+   An idle leader sees it within a second, a busy one within five, a paused or dead one not at all.
+2. *Take*, by compare and set. A term that was not released in time is taken anyway; what its leader had on the wire may
+   then still arrive for S + H + D, which is waited out under the lease. Another borrower's unexpired lease is waited
+   for first; an expired one left nothing behind.
 3. *Settle* what an exactly-once predecessor left behind: `settle`, which fences all lanes and purges what they name.
-4. *Renew* while at work; *release* at the end. A borrower that dies is waited for until its lease has run out.
+4. *Renew* while working; *release* at the end. If a borrower dies, others wait until its lease has expired.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STATEMENT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A term on loan. `until`: the end of the lease, by the database's clock."""
+    """A borrowed term. `until`: the end of the lease, by the database's clock."""
 
     term: int
     holder: UUID
@@ -44,12 +44,12 @@ class Loan:
     until: datetime
 
 
-_Taken = tuple[TermRow, int, datetime]  # the row before, the new term, the end of its lease
+_Taken = tuple[TermRow, int, datetime]  # the previous row, the new term, the end of its lease
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """For how long the leader is given to finish, and what it had on the wire to arrive (S + H + D)."""
+    """How long the leader may take to finish, and what it had on the wire to arrive (S + H + D)."""
 
     release_s: float
     expiry_s: float
@@ -58,8 +58,8 @@ class Patience:
 class Borrower:
     """Borrows the term. A context manager; one thread only.
 
-    `settle` gets the row before, the new term, its holder and the incarnation. `owner`: whose the outbox has to be.
-    Methods raise DatabaseUnavailable, SchemaError, TermLost; `take` ForeignLeader.
+    `settle` receives the previous row, the new term, its holder and the incarnation. `owner`: who must own the outbox.
+    Methods raise DatabaseUnavailable, SchemaError, TermLost; `take` also ForeignLeader.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Borrower:
         self._settle, self._owner = settle, owner
         self._session = TermSession(dsn, table, "harvester drain", _STATEMENT_S)
         self._holder = uuid4()
-        self._name = f"{name} {str(self._holder)[:8]}"  # two on one machine are two
+        self._name = f"{name} {str(self._holder)[:8]}"  # distinguishes two on one machine
         self._loan: Loan | None = None
 
     def __enter__(self) -> Borrower:
@@ -94,19 +94,19 @@ class Borrower:
         return self._session
 
     def take(self, waiting: Callable[[str], None], is_over: Callable[[], bool]) -> Loan | None:
-        """The loan; None if it `is_over` before that, or meanwhile. `waiting` is told what is waited for, once each."""
+        """The loan; None if `is_over` returns True first. `waiting` is told what is being waited for, once each."""
         with database_errors("borrow the term"):
             taken = self._take(_once(waiting), is_over)
             if taken is None:
                 return None
             row, term, until = taken
-            self._loan = Loan(term, self._holder, row.incarnation, until)  # from here on it can be given up
+            self._loan = Loan(term, self._holder, row.incarnation, until)  # from now on it can be given up
             self._session.renew_incarnation()
             incarnation = self._session.read_term().incarnation
             self._loan = replace(self._loan, incarnation=incarnation)
             self.renew()
             if row.holder is not None and row.kind != "drain" and row.delivery == _AT_LEAST_ONCE:
-                waiting(f"the leader did not release its term: what it sent expires in {self._patience.expiry_s:.0f} s")
+                waiting(f"term not released: what its leader sent may still arrive for {self._patience.expiry_s:.0f} s")
                 if not self._wait(self._patience.expiry_s, is_over):
                     self.give_up()
                     return None
@@ -115,27 +115,27 @@ class Borrower:
             return self.renew()
 
     def renew(self) -> Loan:
-        """The same loan for a whole lease from now. Raises TermLost when the term is somebody else's."""
+        """The same loan for a whole lease from now. Raises TermLost if the term belongs to another."""
         assert self._loan is not None, "take() comes first"
         loan = self._loan
         with database_errors("renew the lease of the term"):
             try:
                 until = self._session.renew_loan(loan.term, loan.holder, self._lease_s)
-            except psycopg.OperationalError:  # whoever took the term has ended our session (P7), or it was lost
+            except psycopg.OperationalError:  # a new holder has ended our session (P7), or it was lost
                 self._session.open()
                 until = self._session.renew_loan(loan.term, loan.holder, self._lease_s)
         self._loan = replace(loan, until=until)
         return self._loan
 
     def release(self) -> None:
-        """Nothing of the term is on its way any more: whoever leads next has nothing to wait for."""
+        """Nothing of the term is on its way any more: the next leader need not wait."""
         if self._loan is not None:
             with database_errors("release the term"):
                 self._session.release(self._loan.term, self._loan.holder)
             self._loan = None
 
     def give_up(self) -> None:
-        """Nothing is sent under the term any more; what was, or what a predecessor sent, may still be on its way."""
+        """Nothing more is sent under the term; what was sent, also by a predecessor, may still be on its way."""
         if self._loan is not None:
             with database_errors("give up the term"):
                 self._session.end_loan(self._loan.term, self._loan.holder)
@@ -148,9 +148,9 @@ class Borrower:
             row, now = self._session.read_term(), time.monotonic()
             self._session.check_owner(row, self._owner)
             if row.lent_to not in (None, self._name):
-                waiting(f"{row.lent_to} has the term, or asks for it")
+                waiting(f"{row.lent_to} has borrowed the term, or asks for it")
             elif row.holder is None or row.kind != "harvester" or (deadline is not None and now >= deadline):
-                # A drain does not look into the leader topic: it has seen no term there.
+                # A drain does not read the leader topic, so it has seen no term there.
                 taken = self._session.borrow_term(row.term, 0, self._holder, self._name, self._lease_s, self._owner)
                 if taken is not None:
                     return row, *taken

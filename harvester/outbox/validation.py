@@ -1,8 +1,8 @@
-"""Is this record one that can be stored and published? Asked before any SQL is sent (pure).
+"""Whether a record can be stored and published, checked before any SQL is sent (pure).
 
-A record that passes becomes a row with exactly the bytes that consumers will see: text in a BYTEA column is its
-UTF-8 form, and bytes in a text column must be UTF-8. Limits that only Kafka knows (message.max.bytes, the number
-of partitions) cannot be judged here; such records end in quarantine.
+A record that passes becomes a row with exactly the bytes that consumers will see: text in a BYTEA column is stored as
+UTF-8, and bytes in a text column must be UTF-8. Limits that only Kafka knows (message.max.bytes, the number of
+partitions) cannot be checked here; such records end in quarantine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """A checked record in the types of its columns; the header lists are equally long."""
+    """A checked record in the types of its columns; the header lists have equal lengths."""
 
     topic: str
     key: str | bytes | None
@@ -39,7 +39,7 @@ class CheckedRow:
 
 
 def check(record: OutboxRecord, shape: ColumnShape, *, encoding: str = "utf-8", index: int | None = None) -> CheckedRow:
-    """Turn a record into a row; raises RecordRejected that names the field.
+    """Turn a record into a row; raises RecordRejected naming the field.
 
     `encoding` is the Python codec of the session's client_encoding; `index` is the record's place in its batch.
     """
@@ -125,7 +125,7 @@ class _Check:
                 self.text(f"headers[{at}]: the {part}", text)
                 into.append(text)
         if self.shape.headers == "jsonb" and len(set(names)) < len(names):
-            self.refuse("two headers have one name, which the object in kafka_headers cannot hold")
+            self.refuse("two headers have the same name, which the object in kafka_headers cannot hold")
         return names, values
 
     def partition(self, partition: object) -> int | None:
@@ -134,7 +134,7 @@ class _Check:
         if not isinstance(partition, int) or isinstance(partition, bool):
             self.refuse(f"partition is {_article(partition)}, not an int or None")
         if not 0 <= partition <= MAX_PARTITION:
-            self.refuse(f"partition is {partition}, not within 0 and {MAX_PARTITION}")
+            self.refuse(f"partition is {partition}, not between 0 and {MAX_PARTITION}")
         if not self.shape.has_partition:
             self.refuse(
                 f"partition is {partition}, but the outbox has no column kafka_partition",
@@ -143,7 +143,7 @@ class _Check:
         return partition
 
     def castable(self, field: str, text: str, kind: StoredType) -> None:
-        """That the column takes it. Of JSON the server decides more: `jsonb` holds no character U+0000."""
+        """Check that the column accepts it. The server checks more of JSON: `jsonb` holds no character U+0000."""
         try:
             match kind:
                 case "uuid":
@@ -155,7 +155,7 @@ class _Check:
                     if not text.isascii() or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
                         raise ValueError
         except (ValueError, RecursionError):
-            self.refuse(f"{field} is {_shown(text)}, which a column of type {kind} does not take")
+            self.refuse(f"{field} is {_shown(text)}, which a column of type {kind} does not accept")
 
     def text(self, field: str, text: str) -> None:
         if "\x00" in text:
@@ -175,14 +175,14 @@ class _Check:
 
     def length(self, field: str, text: str, limit: int | None) -> None:
         if limit is not None and len(text) > limit:
-            self.refuse(f"{field} has {len(text)} characters, its column takes {limit}")
+            self.refuse(f"{field} has {len(text)} characters, its column accepts {limit}")
 
     def refuse(self, problem: str, *, hint: str | None = None) -> NoReturn:
         raise RecordRejected(f"record{self.where} refused: {problem}", hint=hint)
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(text)  # NaN and Infinity are no JSON, though Python reads them
+    raise ValueError(text)  # NaN and Infinity are not JSON, although Python accepts them
 
 
 def _article(thing: object) -> str:

@@ -342,7 +342,7 @@ def test_it_is_not_ready_while_the_leader_topic_takes_no_heartbeat(
 ) -> None:
     """The page, the status and the log say so; it is ready without a restart when the topic takes them."""
     topic = make_topic(partitions=1, config={"max.message.bytes": "100"})
-    refused = f"the leader topic {topic!r} takes no heartbeat, so nobody can lead: "
+    refused = f"the leader topic {topic!r} accepts no heartbeats, so nobody can lead: "
     with scene.cli(http=HTTP, leader_topic=topic) as running:
         url = base_url(running)
         eventually(lambda: refused in get(f"{url}/readyz")[1], 60, "the refusal")

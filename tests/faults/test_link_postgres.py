@@ -95,7 +95,7 @@ def test_half_open(scene: Scene, link: Proxy) -> None:
         with writing(scene, keys=KEYS) as load:
             load.wait(ROWS)
             link.deafen()
-            running.wait_for_line("the server (sent|said) nothing for|the mark loop stands still")
+            running.wait_for_line("the server (sent|said) nothing for|the mark loop has stalled")
             link.hear()
             load.wait(ROWS)
         repeats = verify(scene, load, timeout_s=60)
@@ -113,7 +113,7 @@ def test_answers_vanish(scene: Scene, link: Proxy) -> None:
         with writing(scene, keys=KEYS) as load:
             load.wait(ROWS)
             link.deafen(up=False)
-            running.wait_for_line("the server (sent|said) nothing for|the mark loop stands still")
+            running.wait_for_line("the server (sent|said) nothing for|the mark loop has stalled")
             link.hear()
             load.wait(ROWS)
         repeats = verify(scene, load, timeout_s=60)

@@ -34,7 +34,7 @@ def test_a_harvester_goes_on(scene: Scene, mode: str) -> None:
             wait_leads(running)
             with writing(scene, keys=KEYS) as load:
                 load.wait(ROWS)
-                proxy.name_no_broker(NAMELESS_S, lambda: "the group is joined anew" in running.output)
+                proxy.name_no_broker(NAMELESS_S, lambda: "rejoining the group" in running.output)
                 load.wait(ROWS)
             repeats = verify(scene, load)
             assert running.stop() == 0

@@ -63,7 +63,7 @@ def test_a_server_that_freezes_for_longer_than_every_timeout(scene: Scene, postg
             load.wait(ROWS)
             postgres.freeze()
             try:
-                running.wait_for_line("the server (sent|said) nothing for|the mark loop stands still")
+                running.wait_for_line("the server (sent|said) nothing for|the mark loop has stalled")
             finally:
                 postgres.thaw()
             load.wait(ROWS)

@@ -185,7 +185,7 @@ def test_a_client_that_sends_small_records_only_names_few_ids(lane_settings: Lan
         ("NOT_ENOUGH_REPLICAS", "has 1 of 1 copies in sync, min.insync.replicas is 2: add replicas"),
         ("MSG_SIZE_TOO_LARGE", "--add-config max.message.bytes="),
         ("TOPIC_AUTHORIZATION_FAILED", "allow this user to write to"),
-        ("INVALID_RECORD", "see the state of the topic"),
+        ("INVALID_RECORD", "check the state of the topic"),
     ],
 )
 def test_a_refusal_is_said_with_its_remedy(

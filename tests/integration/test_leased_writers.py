@@ -74,7 +74,7 @@ def test_refusals_leave_the_transaction_as_it_was(desk: LeasedDesk, database: st
     end(database, "reader")
     with pytest.raises(LeaseExpired) as refused:
         desk.run(desk.writer(Lease(lease.id, 2, 1)), (record(2), "2"))
-    assert "position and sequence that the new lease carries" in (refused.value.hint or "")
+    assert "position and sequence of the new lease" in (refused.value.hint or "")
     renewed = desk.lease("reader")
     assert (renewed.generation, renewed.sequence, renewed.position) == (3, 1, "1")
     desk.run(desk.writer(renewed), (record(2), "2"))

@@ -86,7 +86,7 @@ def test_a_writer_that_leases_its_name_again_after_the_end_repeats_nothing(
     copy(133)
     assert values(database) == upstream
     assert refused.value.message.endswith("has expired; record 71 was not written")
-    assert "go on behind the position and sequence that the new lease carries" in (refused.value.hint or "")
+    assert "continue after the position and sequence of the new lease" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -220,7 +220,7 @@ def test_an_expired_lease_under_which_nothing_was_saved_is_removed(
     end(database, "reader")
     stasher.lease(connection, "another")
     assert lease_row(database, "reader") is None, "whoever takes a lease removes expired ones"
-    with pytest.raises(LeaseExpired, match="is not there") as refused:
+    with pytest.raises(LeaseExpired, match="does not exist") as refused:
         stasher.leased(old).stash(connection, record(1))
     assert "noted elsewhere" in (refused.value.hint or "")
     connection.rollback()

@@ -99,7 +99,7 @@ def test_the_hopeful_statement_waits_as_well(two: Two, commits: bool) -> None:
     coming = two.meanwhile(two.b, "two of b")
     if commits:
         two.first.commit()
-        with pytest.raises(LeaseFenced, match="another stasher goes on under the same generation"):
+        with pytest.raises(LeaseFenced, match="another stasher uses the same generation"):
             coming.result(30)
     else:
         two.first.rollback()

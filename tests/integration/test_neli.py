@@ -144,7 +144,7 @@ def test_a_standing_mark_loop_ends_leadership_until_it_turns_again(join: Callabl
     member = join()
     member.wait_said("acquired")
     member.marker_alive = False
-    member.wait_said("acquired", "fenced: the mark loop stands still")
+    member.wait_said("acquired", "fenced: the mark loop has stalled")
     member.marker_alive = True
     member.wait_said("acquired", "fenced", "acquired")
 
@@ -260,7 +260,7 @@ def test_heartbeats_that_the_topic_refuses_are_told_once_and_when_it_is_over(
     member.start()
     try:
         text = eventually(lambda: member.trouble, what="the refusal") or ""
-        assert text.startswith(f"the leader topic {topic!r} takes no heartbeat, so nobody can lead: ")
+        assert text.startswith(f"the leader topic {topic!r} accepts no heartbeats, so nobody can lead: ")
         assert remedy in text
         sent = member.group._sent.number
         eventually(lambda: member.group._sent.number > sent + 5, what="further heartbeats")

@@ -21,7 +21,7 @@ def test_start_refuses_a_pooler_in_transaction_mode(scene: Scene) -> None:
         config = scene.config_file(data_source=pooled)
         done = run_cli("start", "-f", str(config), check=False)
     assert done.returncode == 65
-    assert "a pooler in transaction (or statement) mode stands between" in done.stderr
+    assert "a pooler in transaction (or statement) mode is between" in done.stderr
     assert "point data_source at PostgreSQL itself" in done.stderr
     assert "Traceback" not in done.stderr
     assert scene.term() == 0, "nobody has led"

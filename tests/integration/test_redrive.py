@@ -247,7 +247,7 @@ def test_a_writer_that_has_not_committed_is_waited_for(outbox: Outbox, empty_dat
     outbox.quarantine(record)
     with psycopg.connect(empty_database) as writer:
         writer.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k')")
-        with pytest.raises(DatabaseUnavailable, match="holds the table for too long"):
+        with pytest.raises(DatabaseUnavailable, match="has locked the table for too long"):
             redrive(outbox, record)
         writer.commit()
     with pytest.raises(OrderNotKept, match="1 waiting"):

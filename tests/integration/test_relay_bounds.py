@@ -72,7 +72,7 @@ def test_a_mark_loop_that_stands_still_ends_leadership(
             scene.add(("key", "1"))
             reached()
             fenced = running.wait_for(LeaderFenced)
-        assert "the mark loop stands still" in fenced.reason
+        assert "the mark loop has stalled" in fenced.reason
         again = running.wait_for(LeaderAcquired, 2)
         assert again.term > first.term
         scene.wait_left()

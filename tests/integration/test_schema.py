@@ -154,7 +154,7 @@ def test_the_companions_stand_beside_the_outbox_that_the_search_path_finds(
     # Now public.outbox comes first; both are whole, each with its own companions.
     assert inspect(connection, OUTBOX).schema == "public"
     connection.execute("DROP TABLE public.outbox_term")
-    with pytest.raises(SchemaError, match="in schema 'app', not beside the outbox"):
+    with pytest.raises(SchemaError, match="in schema 'app', not in the outbox's"):
         inspect(connection, OUTBOX)
 
 

@@ -88,6 +88,6 @@ def test_it_does_not_queue_behind_a_long_transaction(
     with psycopg.connect(empty_database) as writer:
         insert(writer)
         assert init(connection, OUTBOX) == []
-        with pytest.raises(DatabaseUnavailable, match="holds the table for too long"):
+        with pytest.raises(DatabaseUnavailable, match="has locked the table for too long"):
             init(connection, OUTBOX, notify=True)
     assert init(connection, OUTBOX, notify=True)

@@ -54,13 +54,15 @@ def test_a_newer_schema_is_refused_untouched(connection: psycopg.Connection[Any]
     init(connection, OUTBOX)
     connection.execute("UPDATE outbox_term SET schema_version = 99")
     connection.execute("DROP TABLE outbox_quarantine")
-    with pytest.raises(SchemaError, match=f"has version 99, this harvester knows {ddl.schema_version()}"):
+    with pytest.raises(SchemaError, match=f"has version 99, but this harvester only supports {ddl.schema_version()}"):
         init(connection, OUTBOX)
     assert "outbox_quarantine" not in tables(connection)
     connection.execute("UPDATE outbox_term SET schema_version = 1")
     init(connection, OUTBOX)
     connection.execute("UPDATE outbox_term SET schema_version = 99")
-    with pytest.raises(SchemaError, match=f"has version 99, this harvester knows {ddl.schema_version()}") as refused:
+    with pytest.raises(
+        SchemaError, match=f"has version 99, but this harvester only supports {ddl.schema_version()}"
+    ) as refused:
         inspect(connection, OUTBOX)
     assert "newer harvester" in (refused.value.hint or "")
 
@@ -71,7 +73,7 @@ def test_migrations_run_once_in_order_and_as_a_whole(
     use_migrations(monkeypatch)
     init(connection, OUTBOX)
     use_migrations(monkeypatch, add_lanes, fill_lanes, broken_migration)
-    with pytest.raises(SchemaError, match="has version 1, this harvester needs 4"):
+    with pytest.raises(SchemaError, match="has version 1, but this harvester needs 4"):
         inspect(connection, OUTBOX)
     with pytest.raises(SchemaError, match='column "unknown"'):
         init(connection, OUTBOX)

@@ -246,7 +246,7 @@ def test_the_owner_keeps_its_tables(roles: Roles) -> None:
 
 @pytest.mark.parametrize("role", ["public", "", "a\x00b"])
 def test_everybody_is_no_role(role: str) -> None:
-    with pytest.raises(ConfigurationError, match="not the name of one"):
+    with pytest.raises(ConfigurationError, match="not a role's name"):
         script(GrantTarget.of(TABLE, None), writers=[role])
 
 

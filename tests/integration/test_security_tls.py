@@ -129,7 +129,7 @@ def test_who_may_not_write_to_the_leader_topic_is_told_and_leads_once_it_may(pla
     admin.create_topics([NewTopic(leaders, 1)])[leaders].result(30)
     allow(AclOperation.READ)  # and so nothing else
     place.add("value")
-    said = f"the leader topic '{leaders}' takes no heartbeat, so nobody can lead"
+    said = f"the leader topic '{leaders}' accepts no heartbeats, so nobody can lead"
     with RunningCli("start", "-f", place.config()) as running:
         eventually(lambda: said in running.output, 60, "a refused heartbeat")
         assert place.left() == 1

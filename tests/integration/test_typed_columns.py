@@ -302,7 +302,7 @@ def test_everything_that_writes_records_writes_them_into_such_columns(
         ({"key": "integer"}, {"key": "x"}, "which a column of type integer does not take"),
         ({"value": "jsonb"}, {"value": "{NaN: 1}"}, "value is '{NaN: 1}', which a column of type jsonb does not take"),
         ({"value": "json"}, {"value": b"NaN"}, "which a column of type json does not take"),
-        ({"headers": "kafka_headers jsonb"}, {"headers": [("a", "1"), ("a", "2")]}, "two headers have one name"),
+        ({"headers": "kafka_headers jsonb"}, {"headers": [("a", "1"), ("a", "2")]}, "two headers have the same name"),
     ],
 )
 def test_what_a_column_does_not_take_is_refused_before_the_server_sees_it(

@@ -68,8 +68,10 @@ def test_a_newer_schema_is_refused_in_one_line(scene: Scene) -> None:
     done = run_cli("start", "-f", str(scene.config_file()), check=False)
     assert done.returncode == 65
     said = [line for line in done.stderr.splitlines() if line.startswith("harvester: ")]
-    assert said == [f'harvester: the schema of "outbox" has version {NEWEST + 1}, this harvester knows {NEWEST}']
-    assert "hint: use a newer harvester: the database was migrated by one" in done.stderr
+    assert said == [
+        f'harvester: the schema of "outbox" has version {NEWEST + 1}, but this harvester only supports {NEWEST}'
+    ]
+    assert "hint: use a newer harvester: one has migrated the database" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -84,7 +86,7 @@ def test_a_leader_of_the_version_before_goes_on_while_its_session_lasts(scene: S
         scene.wait_left()
         for pid in scene.sessions("harvester test"):
             scene.db.execute("SELECT pg_terminate_backend(%s)", (pid,))
-        running.wait_for_line("use a newer harvester: the database was migrated by one")
+        running.wait_for_line("use a newer harvester: one has migrated the database")
         running.wait_for_line("fenced: the database has been out of reach")  # another one may lead
         assert running.stop() == 0
     assert scene.published() == {"k": ["1", "2"]}

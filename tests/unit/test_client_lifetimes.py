@@ -46,7 +46,7 @@ for _ in range(3):
 print(said, of_clients())
 """)
     assert done.stdout.endswith(" []\n"), done
-    assert "does not answer" in done.stdout or "tell the id" in done.stdout, done.stdout
+    assert "does not answer" in done.stdout or "return the id" in done.stdout, done.stdout
 
 
 def test_an_answer_that_is_an_error_leaves_no_client() -> None:

@@ -1,12 +1,12 @@
-"""Adopted tables: a trigger that makes a record of each new row, by templates over its columns (pure).
+"""Adopted tables: a trigger that makes a record of each new row, using templates over its columns (pure).
 
-A template such as `outbox.event.{aggregatetype}` gives topic, key, value or a header. A name in braces is a column,
-exactly as the table has it; `{{` and `}}` are braces. The defaults are those of Debezium's outbox event router: its
+A template such as `outbox.event.{aggregatetype}` defines topic, key, value or a header. A name in braces is a column,
+exactly as in the table; `{{` and `}}` are literal braces. The defaults are those of Debezium's outbox event router: its
 column names, its topics, its header `id`.
 
 The trigger inserts into the outbox within the statement that inserts into the table: both commit or neither does, ids
-are taken when a writer expects it, and the relay sees rows like any others. Its function runs as its owner, so who
-inserts into the table needs no privilege on the outbox; it belongs to one table, and nobody else may reuse it.
+are taken when a writer expects it, and the relay sees ordinary rows. Its function runs as its owner, so inserting into
+the table requires no privilege on the outbox; it belongs to one table and cannot be reused for another.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _ALLOWED = "text and {column}; {{ and }} for braces"
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Text and columns in turn; a piece is (whether it is a column, its name or the text)."""
+    """Alternating text and columns; a piece is (whether it is a column, its name or the text)."""
 
     pieces: tuple[tuple[bool, str], ...]
 
     @classmethod
     def parse(cls, field: str, text: str) -> Template:
-        """Reads a template, which may not be empty; raises ConfigurationError that names the field."""
+        """Parse a template, which must not be empty; raises ConfigurationError naming the field."""
         pieces: list[tuple[bool, str]] = []
         at = 0
         while at < len(text):
@@ -84,7 +84,7 @@ class Route:
         headers: Iterable[str] = DEBEZIUM_HEADERS,
         headers_from: str | None = None,
     ) -> Route:
-        """Read templates; an empty key is none, a header is `name=template`. Raises ConfigurationError."""
+        """Parse templates; an empty key is none, a header is `name=template`. Raises ConfigurationError."""
         return cls(
             topic=Template.parse("topic", topic),
             key=Template.parse("key", key) if key else None,
@@ -121,7 +121,7 @@ _KINDS = {"r": "a table", "p": "a partitioned table"}
 
 @dataclass(frozen=True, slots=True)
 class AdoptedTable:
-    """What the catalog says of a table: its full name, its kind as in pg_class, and its columns with their types."""
+    """Catalog information about a table: its full name, its kind as in pg_class, and its columns with their types."""
 
     name: OutboxTable
     kind: str
@@ -129,7 +129,7 @@ class AdoptedTable:
 
 
 def adopt(outbox: OutboxTable, shape: ColumnShape, source: AdoptedTable, route: Route) -> list[str]:
-    """Statements that make the trigger, or replace it; `outbox` has its schema. Raises SchemaError."""
+    """Statements that create or replace the trigger; `outbox` has its schema. Raises SchemaError."""
     _judge(outbox, source, route)
     function, trigger = _function(outbox, source.name), outbox.channel
     return [
@@ -154,25 +154,27 @@ def abandon(outbox: OutboxTable, source: OutboxTable) -> list[str]:
 
 
 def _function(outbox: OutboxTable, source: OutboxTable) -> str:
-    # Of the full name: two tables of one name in different schemas have two functions.
+    # Based on the full name: two tables of one name in different schemas have two functions.
     return outbox.beside(f"from_{hashlib.sha256(source.sql.encode()).hexdigest()[:16]}")
 
 
 def _judge(outbox: OutboxTable, source: AdoptedTable, route: Route) -> None:
     if source.name == outbox:
-        raise SchemaError(f"{source.name} is the outbox itself: its rows are records already")
+        raise SchemaError(f"{source.name} is the outbox itself: its rows are already records")
     if source.kind not in _KINDS:
-        raise SchemaError(f"{source.name} is not a table, so no trigger sees its rows", hint="name the table itself")
+        raise SchemaError(
+            f"{source.name} is not a table, so no trigger can capture its rows", hint="name the table itself"
+        )
     missing = sorted(route.columns - source.columns.keys())
     if missing:
         raise SchemaError(
             f"{source.name} has no column {', '.join(missing)}",
-            hint=f"it has {', '.join(source.columns)}; say what is topic, key, value and header with options",
+            hint=f"it has {', '.join(source.columns)}; use options to define topic, key, value and headers",
         )
     if route.headers_from and header_kind(source.columns[route.headers_from]) is None:
         raise SchemaError(
             f"{source.name} has {route.headers_from} as {source.columns[route.headers_from]}, which holds no headers",
-            hint="all headers in one column are an object (jsonb or json), or names and values in turn (text[])",
+            hint="headers in one column are an object (jsonb or json), or alternating names and values (text[])",
         )
 
 
@@ -208,7 +210,7 @@ def _headers(route: Route, source: AdoptedTable) -> str:
     rows = ", ".join(
         f"({at}, {literal(name)}, {_text(template, source)})" for at, (name, template) in enumerate(route.headers)
     )
-    # A header without a value is left out: the outbox takes no NULL among them.
+    # A header without a value is left out: the outbox accepts no NULL among them.
     return f"""    SELECT coalesce(array_agg(h.name ORDER BY h.at), '{{}}'),
         coalesce(array_agg(h.content ORDER BY h.at), '{{}}')
     INTO names, contents FROM (VALUES {rows}) AS h (at, name, content) WHERE h.content IS NOT NULL;
@@ -219,14 +221,14 @@ def _further(route: Route, source: AdoptedTable) -> str:
     if route.headers_from is None:
         return ""
     kind, column = header_kind(source.columns[route.headers_from]), f"NEW.{quoted(route.headers_from)}"
-    assert kind is not None, "it was judged"
+    assert kind is not None, "it was checked"
     return f"""    names := names || {columns.names_in(kind, column)};
     contents := contents || {columns.values_in(kind, column)};
 """
 
 
 def _text(template: Template | None, source: AdoptedTable) -> str:
-    """An expression of type text; NULL as soon as one of the columns is."""
+    """An expression of type text; NULL if one of the columns is NULL."""
     if template is None:
         return "NULL"
     return " || ".join(_column(text, source) if is_column else literal(text) for is_column, text in template.pieces)
@@ -238,7 +240,7 @@ def _column(name: str, source: AdoptedTable) -> str:
 
 
 def _bytes(template: Template | None, source: AdoptedTable) -> str:
-    """An expression of type bytea: a column of that type as it is, everything else as UTF-8."""
+    """An expression of type bytea: a bytea column unchanged, everything else as UTF-8."""
     if template is None:
         return "NULL"
     if len(template.pieces) == 1:

@@ -1,13 +1,14 @@
-"""A record's key, value and headers as Kafka gets them, from columns of the types that people have, and back (pure).
+"""Conversion of key, value and headers between the column types of an outbox and what Kafka gets (pure).
 
-What is no text is cast to it: a JSON document, a UUID or a number is published as PostgreSQL writes it. Headers stand
-in two arrays, or in one column `kafka_headers`: a JSON object, or an array of names and values in turn (flat, or pairs
-in two dimensions). Of an object and of such an array two arrays are made, in which the relay sees no difference.
+Values that are not text are cast to it: a JSON document, a UUID or a number is published in PostgreSQL's text form.
+Headers are in two arrays, or in one column `kafka_headers`: a JSON object, or an array of alternating names and values
+(flat, or pairs in two dimensions). An object or such an array is converted into two arrays, so that the relay sees no
+difference.
 
-No row may end a statement. Headers that are neither an object nor pairs become one value without a name, their text:
-a shard refuses that, the quarantine keeps it, and `stored` turns it back into what it was.
+No row may fail a statement. Headers that are neither an object nor pairs become one value without a name, their text: a
+shard refuses that, the quarantine keeps it, and `stored` turns it back into what it was.
 
-Where the columns have the types of a new outbox, every expression is the column's name and costs nothing.
+If the columns have the types of a new outbox, every expression is just the column's name and costs nothing.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ def header_values(shape: ColumnShape, row: str) -> str:
 
 
 def names_in(kind: HeaderKind, headers: str) -> str:
-    """The names, as text[], of headers in one column."""
+    """The names, as text[], of the headers in one column."""
     return _side(kind, headers, "key", 1, _EMPTY)
 
 
 def values_in(kind: HeaderKind, headers: str) -> str:
-    """The values, as text[], of headers in one column."""
+    """The values, as text[], of the headers in one column."""
     return _side(kind, headers, "value", 0, f"ARRAY[{headers}::text]")
 
 
 def _side(kind: HeaderKind, headers: str, side: str, parity: int, otherwise: str) -> str:
-    """`parity`: of the side's places in an array of pairs, which count from 1."""
+    """`parity`: that of the side's positions in an array of pairs, counted from 1."""
     if kind == "pairs":
         return (
             f"CASE WHEN coalesce(array_ndims({headers}), 1) = 1"
@@ -67,7 +68,7 @@ def _side(kind: HeaderKind, headers: str, side: str, parity: int, otherwise: str
 
 
 def published(table: OutboxTable, shape: ColumnShape) -> str:
-    """The outbox for a FROM: its rows with key, value and header arrays as Kafka gets them."""
+    """The outbox as a FROM item: its rows with key, value and header arrays as Kafka gets them."""
     if not shape.key_stored and not shape.value_stored and shape.headers == "arrays":
         return table.sql
     partition = ", t.kafka_partition" if shape.has_partition else ""
@@ -79,15 +80,15 @@ def published(table: OutboxTable, shape: ColumnShape) -> str:
 
 
 def written(shape: ColumnShape) -> str:
-    """The columns of an INSERT that `stored` gives values for, in its order."""
+    """The columns of an INSERT for the values of `stored`, in its order."""
     headers = "kafka_header_keys, kafka_header_values" if shape.headers == "arrays" else "kafka_headers"
     return f"kafka_key, kafka_value, {headers}"
 
 
 def stored(shape: ColumnShape, key: str, value: str, names: str, values: str, *, unpaired: bool = False) -> str:
-    """These expressions, as Kafka gets them, in the types of the columns.
+    """Convert these expressions, given as Kafka gets them, to the column types.
 
-    `unpaired`: names and values may be those of headers that were neither an object nor pairs; they are repeated then.
+    `unpaired`: names and values may come from headers that were neither an object nor pairs; these are restored.
     """
     key, value = _cast(key, shape.key_stored), _cast(value, shape.value_stored)
     return f"{key}, {value}, {_stored_headers(shape, names, values, unpaired=unpaired)}"

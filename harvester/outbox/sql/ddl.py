@@ -1,6 +1,6 @@
-"""The statements that make the schema: what `init` executes is what `init --print` shows.
+"""The statements that create the schema: `init` executes exactly what `init --print` shows.
 
-Each is idempotent by itself, so a script of them may run twice, or half of it may have run before.
+Each is idempotent by itself, so a script of them may be run twice, or again after half of it has run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def index_quarantine(table: OutboxTable) -> list[str]:
 def create_leases(table: OutboxTable) -> list[str]:
     """The leases of stashers (docs/adr/0013-leases.md).
 
-    Each numbered record updates its lease's row: no index covers what changes then, and pages have room, so that these
-    updates stay within their page. An identity column, because it takes no privilege on its sequence.
+    Each numbered record updates its lease's row: no index covers what changes then, and pages have free space, so that
+    these updates stay within their page. The id is an identity column because that needs no privilege on its sequence.
     """
     expiry = OutboxTable(None, table.name).beside("lease_expiry")
     return [
@@ -66,9 +66,11 @@ def lending(table: OutboxTable) -> list[str]:
 
 
 def fencing(table: OutboxTable) -> list[str]:
-    """Version 5: leader group, Kafka cluster (P37), id space (P35) and a place to read on from (P38) in the term row.
+    """Version 5: leader group, Kafka cluster (P37), id space (P35) and a place to continue reading (P38) in the term
+    row.
 
-    All ids up to `closed_floor` are done with, but for the ranges in `open_ids`; `floor_space` tells of which id space.
+    All ids up to `closed_floor` are done, except the ranges in `open_ids`; `floor_space` is the id space they belong
+    to.
     """
     return [
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS leader_group TEXT",
@@ -83,7 +85,7 @@ def fencing(table: OutboxTable) -> list[str]:
 # Entry n brings version n + 1 to n + 2. Each runs inside the transaction of `init`, and its statements are idempotent.
 MIGRATIONS: tuple[Migration, ...] = (index_quarantine, exactly_once, lending, fencing)
 
-# One lock for every outbox of a database: two `init` at once are rare, and short.
+# A single lock for all outboxes of a database: concurrent `init` runs are rare, and short.
 ADVISORY_LOCK = 0x68_61_72_76_65_73_74  # "harvest"
 
 
@@ -98,7 +100,7 @@ def lock_statement() -> str:
 
 
 def create_outbox(table: OutboxTable, value_type: KafkaType) -> str:
-    """A new outbox: the table of the original guide with defaults, without length limits, with a partition."""
+    """A new outbox: the table of the original guide, with defaults, without length limits, and with a partition."""
     return f"""CREATE TABLE IF NOT EXISTS {table.sql} (
     id                  BIGSERIAL PRIMARY KEY,
     create_time         TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT now(),
@@ -113,7 +115,7 @@ def create_outbox(table: OutboxTable, value_type: KafkaType) -> str:
 
 
 def new_columns(value_type: KafkaType) -> ColumnShape:
-    """What `create_outbox` makes, as writers see it."""
+    """The result of `create_outbox`, as seen by writers."""
     return ColumnShape(
         key_type="text",
         key_nullable=True,
@@ -127,7 +129,7 @@ def new_columns(value_type: KafkaType) -> ColumnShape:
 
 
 def create_term(table: OutboxTable) -> str:
-    """The table whose one row says who leads, under which term, and which id space is meant."""
+    """The table with a single row: who leads, under which term, and which id space is meant."""
     return f"""CREATE TABLE IF NOT EXISTS {table.term} (
     singleton         BOOLEAN PRIMARY KEY DEFAULT true CHECK (singleton),
     schema_version    INTEGER NOT NULL,
@@ -148,14 +150,14 @@ def create_term(table: OutboxTable) -> str:
 
 
 def insert_term(table: OutboxTable) -> str:
-    """The one row, if it is not there. It begins with version 1, so that all migrations run on a new schema too."""
+    """The single row, if it does not exist. It starts at version 1, so that all migrations run on a new schema, too."""
     return f"""INSERT INTO {table.term} (schema_version, outbox_oid)
 VALUES (1, {literal(table.sql)}::pg_catalog.regclass)
 ON CONFLICT DO NOTHING"""
 
 
 def create_quarantine(table: OutboxTable, key_type: KafkaType, value_type: KafkaType) -> str:
-    """The table for records that Kafka will never take; key and value are as in the outbox, without limits."""
+    """The table for records that Kafka will never accept; key and value as in the outbox, without length limits."""
     return f"""CREATE TABLE IF NOT EXISTS {table.quarantine} (
     id                  BIGINT NOT NULL,
     incarnation         UUID NOT NULL,
@@ -175,7 +177,7 @@ def create_quarantine(table: OutboxTable, key_type: KafkaType, value_type: Kafka
 
 
 def retype_quarantine(table: OutboxTable, column: str, kind: KafkaType) -> str:
-    """Follows an outbox whose key or value changed between text and bytea; the bytes stay the same."""
+    """Follow a change of the outbox's key or value between text and bytea; the bytes stay the same."""
     convert = "convert_to" if kind == "bytea" else "convert_from"
     return (
         f"ALTER TABLE {table.quarantine} ALTER COLUMN {column} TYPE {kind.upper()} "
@@ -184,12 +186,12 @@ def retype_quarantine(table: OutboxTable, column: str, kind: KafkaType) -> str:
 
 
 def notify_function(table: OutboxTable) -> str:
-    """The function of the trigger, for SQL text."""
+    """The name of the trigger's function, for SQL text."""
     return OutboxTable(schema=table.schema, name=f"{table.name}_notify").sql
 
 
 def create_notify(table: OutboxTable, channel: str) -> list[str]:
-    """Wake the leader at each committed INSERT; one notification per transaction, whatever its size."""
+    """Notify the leader at each committed INSERT; one notification per transaction, whatever its size."""
     function = notify_function(table)
     return [
         f"""CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $function$
@@ -205,22 +207,22 @@ FOR EACH STATEMENT EXECUTE FUNCTION {function}('{channel}')""",
 
 
 def drop_notify(table: OutboxTable, channel: str) -> str:
-    """Removes the trigger; its function stays, since other names of the table may use it."""
+    """Remove the trigger; its function stays, since other names of the table may use it."""
     return f"DROP TRIGGER IF EXISTS {channel} ON {table.sql}"
 
 
 def set_version(table: OutboxTable) -> str:
-    """Records that all migrations have run."""
+    """Record that all migrations have run."""
     version = schema_version()
     return f"UPDATE {table.term} SET schema_version = {version} WHERE schema_version < {version}"
 
 
 def refresh_statement(table: OutboxTable, sequence: str, oid: int) -> str:
-    """Renew the incarnation when ids may start again; returns one row (renewed).
+    """Renew the incarnation if ids may start again; returns one row (renewed).
 
-    They may when the outbox is another table than before, when its sequence was restarted, which gives it another
-    file, or stands below a value seen before. While a sequence has not been called since it was (re)started, its
-    last_value is the one it will give next.
+    They may if the outbox is a different table, or if its sequence was restarted, which gives it another file, or is
+    below a value seen before. While a sequence has not been called since it was (re)started, its last_value is the one
+    that it will return next.
     """
     return f"""WITH known AS MATERIALIZED (
     SELECT outbox_oid, last_value, sequence_file FROM {table.term} FOR UPDATE

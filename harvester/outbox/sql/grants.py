@@ -1,9 +1,9 @@
-"""Least privilege as SQL: what a role needs that relays, only writes, only calls the functions, or only looks.
+"""Least privilege as SQL, for roles that relay, only write, only call the functions, or only monitor.
 
-The script is for the owner of the tables. It takes away what the role was granted on them before and gives what is
-listed here, in one transaction: it may run again, and a role keeps no privilege that is no longer listed.
+The script is for the owner of the tables. In one transaction, it revokes what the role was granted on them before and
+grants what is listed here: it may be run again, and a role keeps no privilege that is no longer listed.
 
-The relay changes nothing of what was written: of the outbox it updates `leader_id` only. A writer reads no record and
+The relay changes nothing that writers wrote: in the outbox it updates only `leader_id`. A writer reads no record and
 chooses neither `id` nor `leader_id`: an id that does not come from the column's default can be older than its
 transaction, which would break the order (protocol P10).
 """
@@ -27,10 +27,10 @@ _WRITTEN = (
 
 @dataclass(frozen=True, slots=True)
 class GrantTarget:
-    """What the statements name: `schema` is a bare name, `sequence` quoted for SQL text, `columns` those of writers.
+    """The names in the statements: `schema` is a bare name, `sequence` quoted for SQL text, `columns` those of writers.
 
-    `archive`: purges leave a trace there; `notices`: a quarantine inserts a row that tells of it. `functions`: those
-    for callers, with their types, be they there or not.
+    `archive`: purges write to it; `notices`: a quarantine also inserts a notice. `functions`: those for callers, with
+    their types, whether or not they exist.
     """
 
     table: OutboxTable
@@ -45,7 +45,7 @@ class GrantTarget:
     def of(
         cls, table: OutboxTable, facts: Facts | None, *, archive: bool = False, notices: bool = False
     ) -> GrantTarget:
-        """As the catalog has it; without facts, or while there is no outbox, as `init` will make it."""
+        """According to the catalog; without facts, or while there is no outbox, as `init` will create it."""
         outbox = facts.outbox if facts is not None else None
         schema = outbox.schema if outbox is not None else table.schema or "public"
         known = facts.sequence if facts is not None else None
@@ -63,14 +63,14 @@ class GrantTarget:
 
 
 def relay_grants(place: GrantTarget, role: str) -> list[str]:
-    """Marking, purging, quarantine, the term row, the sequence's last value; nothing else that is not configured."""
+    """Marking, purging, quarantine, the term row, the sequence's last value; nothing else unless configured."""
     table, to = place.table, quoted(role)
     grants = [
         f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {to}",
-        # To lock a row takes UPDATE of any one column.
+        # Locking a row requires UPDATE on any one column.
         f"GRANT SELECT, UPDATE (leader_id), DELETE ON {table.sql} TO {to}",
         f"GRANT SELECT, UPDATE ON {table.term} TO {to}",
-        # UPDATE: the same record may be moved twice when the first answer was lost.
+        # UPDATE: the same record may be moved twice if the first answer was lost.
         f"GRANT SELECT, INSERT, UPDATE (error, attempts) ON {table.quarantine} TO {to}",
         f"GRANT SELECT ON SEQUENCE {place.sequence} TO {to}",
     ]
@@ -86,20 +86,21 @@ def relay_grants(place: GrantTarget, role: str) -> list[str]:
 
 
 def writer_grants(place: GrantTarget, role: str) -> list[str]:
-    """Inserting rows, and leases. Of the outbox a writer sees the ids only, which its own INSERT returns."""
+    """Inserting rows, and leases. In the outbox a writer sees only the ids, which its own INSERT returns."""
     to = quoted(role)
     columns = ", ".join(quoted(column) for column in place.columns)
     return [
         f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {to}",
         f"GRANT SELECT (id), INSERT ({columns}) ON {place.table.sql} TO {to}",
         f"GRANT USAGE ON SEQUENCE {place.sequence} TO {to}",
-        # Whoever takes a lease removes expired ones. The sequence of its id is an identity's, and needs nothing.
+        # Whoever takes a lease removes expired ones. The sequence of its id belongs to an identity column and needs no
+        # grant.
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON {place.table.lease} TO {to}",
     ]
 
 
 def caller_grants(place: GrantTarget, role: str) -> list[str]:
-    """Calling the functions, without a privilege on any table."""
+    """Calling the functions, without privileges on any table."""
     return [
         f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {quoted(role)}",
         f"GRANT EXECUTE ON FUNCTION {', '.join(place.functions)} TO {quoted(role)}",
@@ -116,7 +117,7 @@ def monitor_grants(place: GrantTarget, role: str) -> list[str]:
 
 
 def revocations(place: GrantTarget, role: str) -> list[str]:
-    """Take away what the role was granted, columns included; refuses the owner, who would lose the tables."""
+    """Revoke what the role was granted, including columns; refuses the owner, who would lose the tables."""
     table, of = place.table, quoted(role)
     tables = [table.sql, table.term, table.quarantine, table.lease, *([table.archive] if place.archive else [])]
     owned = (
@@ -148,12 +149,12 @@ def script(
     callers: Sequence[str] = (),
     monitors: Sequence[str] = (),
 ) -> str:
-    """For psql, one transaction. A role may be several. Raises ConfigurationError for what is no role."""
+    """For psql, one transaction. A role may have several purposes. Raises ConfigurationError for an invalid role."""
     roles = list(dict.fromkeys([*relays, *writers, *callers, *monitors]))
     for role in roles:
-        # PostgreSQL takes "public", quoted or not, for everybody.
+        # To PostgreSQL, "public", quoted or not, means everyone.
         if role == "public" or not role or "\x00" in role:
-            raise ConfigurationError([Problem("role", f"{role!r} is not the name of one", "the role of one program")])
+            raise ConfigurationError([Problem("role", f"{role!r} is not a role's name", "the role of one program")])
     statements = ["BEGIN"]
     for role in roles:
         statements += revocations(place, role)
@@ -165,7 +166,7 @@ def script(
 
 
 def _kinds(outbox: Relation | None) -> tuple[str, str]:
-    """The types of key and value for the functions; those of a new table, while there is none."""
+    """The types of key and value for the functions; those of a new table while there is none."""
     columns = outbox.columns if outbox is not None else {}
     binary = {name for name, column in columns.items() if column.type == "bytea"}
     return "bytea" if "kafka_key" in binary else "text", "bytea" if "kafka_value" in binary else "text"

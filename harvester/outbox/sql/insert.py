@@ -1,11 +1,11 @@
 """The INSERTs of all stashers as text and parameters, for any driver (pure).
 
 A batch is one INSERT … SELECT FROM unnest(…) ORDER BY position: PostgreSQL takes the ids from the sequence above the
-sort, so they grow in the order of the records, and sorting what RETURNING gives in any order restores that order.
-Header arrays differ in length, which unnest would not keep apart, so they travel as array literals.
+sort, so they ascend in the order of the records, and sorting the ids, which RETURNING gives in any order, restores that
+order. Header arrays differ in length, which unnest would not preserve, so they are passed as array literals.
 
-Statements are written once, as psycopg reads their parameters: `%s`, `%b` (in binary form), `%(name)s`, and `%%` for a
-per cent sign. For another driver the finished text is rewritten.
+Statements are written once, with psycopg's parameters: `%s`, `%b` (in binary form), `%(name)s`, and `%%` for a per cent
+sign. For other drivers the finished text is rewritten.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Style(Enum):
     """The driver that a statement is written for."""
 
     PSYCOPG = "psycopg"
-    FORMAT = "format"  # psycopg2: no binary form, names are allowed
+    FORMAT = "format"  # psycopg2: no binary form, named parameters allowed
     DOLLAR = "dollar"  # asyncpg, and functions in the server: $1, $2, …
 
 
 def rewritten(statement: str, style: Style, names: Iterable[str] = ()) -> str:
-    """The statement for that driver; `names` are those of the parameters, in the order in which DOLLAR numbers them.
+    """The statement for that driver; `names` are the parameters' names in the order in which DOLLAR numbers them.
 
-    A statement has either names or none; what is not named is numbered as it comes.
+    A statement has either only named parameters or none; unnamed ones are numbered in order.
     """
     if style is Style.PSYCOPG:
         return statement
@@ -67,14 +67,14 @@ def inlined(statement: str, expressions: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(placeholder, statement)
 
 
-# A statement's arrays are held a few times over by client and server: keep them small beside shared memory.
+# Client and server hold a statement's arrays several times over: keep them small relative to shared memory.
 CHUNK_RECORDS = 5_000
 CHUNK_BYTES = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """How rows of one shape are written into one outbox, over sessions of one client encoding."""
+    """How to write rows of one shape into one outbox, on sessions of one client encoding."""
 
     table: OutboxTable
     shape: ColumnShape
@@ -96,7 +96,7 @@ class Insertion:
         if shape.has_partition:
             one = f"{one}, %s::integer"
             fields, selected, arrays = f"{fields}, part", f"{selected}, part", f"{arrays}, %b::integer[]"
-        # psycopg reads every % of the query, also one in a quoted name.
+        # psycopg interprets every % of the query, even in a quoted name.
         into = f"INSERT INTO {table.sql.replace('%', '%%')} ({written_columns(shape)})"
         many = f"SELECT {selected} FROM unnest({arrays}) WITH ORDINALITY AS r({fields}, n) ORDER BY n"
         return cls(
@@ -115,7 +115,7 @@ class Insertion:
         return (*fields, row.partition) if self.shape.has_partition else fields
 
     def batches(self, records: Iterable[OutboxRecord]) -> list[Sequence[Any]]:
-        """Parameters of `many_sql`, one entry a statement, in order; all are checked before any is returned."""
+        """Parameters of `many_sql`, one entry per statement, in order; all are checked before any is returned."""
         rows = [check(record, self.shape, encoding=self.encoding, index=at) for at, record in enumerate(records)]
         return [self._arrays(chunk) for chunk in _chunks(rows)]
 
@@ -143,20 +143,20 @@ class Insertion:
         ]
         if self.shape.has_partition:
             arrays.append([row.partition for row in rows])
-        return tuple(arrays)  # to SQLAlchemy a list would be many sets of parameters
+        return tuple(arrays)  # SQLAlchemy would take a list for many sets of parameters
 
 
 _SUPPRESSED = "a trigger or rule of the table suppressed it; roll the transaction back"
 
 
 def written_columns(shape: ColumnShape) -> str:
-    """The columns of an INSERT, in the order of `Insertion.parameters` behind create_time."""
+    """The columns of an INSERT: create_time, then those in the order of `Insertion.parameters`."""
     names = f"create_time, kafka_topic, {columns.written(shape)}"
     return f"{names}, kafka_partition" if shape.has_partition else names
 
 
 def array_literal(texts: Iterable[str]) -> str:
-    """Strings as the text form of a PostgreSQL array, every element quoted."""
+    """Strings as the text form of a PostgreSQL array, all elements quoted."""
     return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
 
 

@@ -1,22 +1,22 @@
-"""The statements of leases, as text (pure); `idempotence.highwater` says what they decide.
+"""The statements of leases, as text (pure); `idempotence.highwater` explains what they decide.
 
-A stash is one statement: a *step* of the lease's row, and the INSERT of what the step has let pass. A refusal is an
-answer and no SQL error, so it leaves the caller's transaction as it was. The step exists in two forms.
+A stash is one statement: a *step* of the lease's row, and the INSERT of what the step has accepted. A refusal is a
+result, not an SQL error, so it leaves the caller's transaction intact. The step exists in two forms.
 
-The *deciding* one is an UPDATE that always finds the lease, whatever comes of it (protocol P26). Under READ COMMITTED
-an UPDATE that has waited for another transaction computes its new values from the row as that one left it; a condition
-on what shall change would be asked of the snapshot first, so that one which brings the next number would not wait for
-the transaction that brings the one before. `previous` takes the sequence as it was, which RETURNING could not tell
-otherwise; with it the INSERT decides which rows are new.
+The *deciding* step is an UPDATE that always finds the lease, whatever the outcome (protocol P26). Under READ COMMITTED,
+an UPDATE that has waited for another transaction computes its new values from the row as that transaction left it; a
+condition on what is to change would be evaluated on the snapshot first, so a step with the next number would not wait
+for the transaction that brings the previous one. `previous` receives the old sequence, which RETURNING could not return
+otherwise; the INSERT uses it to decide which rows are new.
 
-The *hopeful* one is for what comes nearly always, the very next number: compare and set, of the row where the stasher
-saw it last. Each update leaves an old version of the row behind, and all those of a transaction stay while it runs (and
-all of any while somebody holds an old snapshot); to find the row by its id is to walk past them. Where the hopeful step
-finds nothing, that is no news about the lease, nothing has happened, and the deciding one follows.
+The *hopeful* step is for the usual case, the very next number: compare and set, on the row where the stasher last saw
+it. Each update leaves an old version of the row behind, and all those of a transaction stay while it runs (and all of
+any transaction while someone holds an old snapshot); finding the row by its id means walking past them. If the hopeful
+step finds nothing, that says nothing about the lease, nothing has happened, and the deciding step follows.
 
-statement_timestamp() is the server's clock, read once when the statement arrives: every condition of a statement sees
-the same moment (clock_timestamp() would differ between two of them), and a long transaction does not stop it, as it
-does now().
+statement_timestamp() is the server's clock, read once when the statement arrives: all conditions of a statement see the
+same moment (clock_timestamp() would differ between two of them), and a long transaction does not stop it, as it does
+now().
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from harvester.outbox.tables import OutboxTable, doubled
 ONE = ("topic", "key", "value", "header_keys", "header_values", "part")
 MANY = ("topics", "keys", "values", "header_keys", "header_values", "parts")
 
-# A server may lose the last commits of a session that does not wait for them, and give a generation out twice.
+# A server may lose the last commits of a session that does not wait for them, and then give out a generation twice.
 WAIT_FOR_COMMIT = (
     "SELECT set_config('synchronous_commit', 'on', true)"
     " WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"
 )
 
-# Also where a session's default is another: a lease is one statement upon rows that it locks.
+# Even if the session's default differs: a lease is one statement on rows that it locks.
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
 def take(table: OutboxTable) -> str:
     """Parameters: names (text[]), seconds. Rows (name, id, generation, sequence, upstream_position, expires_at).
 
-    One row a name, in no order; locks are taken in order of the names, so that two cannot wait for each other. A name
-    goes on with all that was saved under it, whether or not its last lease has ended (P44).
+    One row per name, in no order; locks are taken in the order of names, to avoid deadlocks. A name keeps everything
+    saved under it, whether or not its last lease has expired (P44).
     """
     return f"""INSERT INTO {doubled(table.lease)} AS l (name, leased_at, expires_at)
 SELECT name, statement_timestamp(), statement_timestamp() + make_interval(secs => %(seconds)s::float8)
@@ -54,10 +54,10 @@ RETURNING name, id, generation, sequence, upstream_position, expires_at"""
 
 
 def sweep(table: OutboxTable) -> str:
-    """Remove expired leases under which nothing was saved, and put the others away; parameter rows: how many at most.
+    """Remove expired leases under which nothing was saved, and set the others aside; parameter rows: the maximum.
 
-    What is put away has ended at -infinity, so that no sweep comes by it again, and stays until its name is leased.
-    Waits for nobody: a lease that a transaction has in hand is swept another time.
+    Leases set aside get the end -infinity, so that no sweep visits them again, and stay until their name is leased.
+    Waits for nothing: a lease that a transaction has locked is swept another time.
     """
     lease, over = doubled(table.lease), "expires_at <= statement_timestamp() AND expires_at > '-infinity'"
     empty = "sequence = 0 AND upstream_position IS NULL"
@@ -71,8 +71,8 @@ def sweep(table: OutboxTable) -> str:
 def stash_one(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
     """Parameters: lease, generation, first, last, position, those named in ONE; if `hopeful`, at: the row's ctid.
 
-    One row (ctid, id of the new row or NULL, sequence before, generation after, expired), none where there is no such
-    lease. A hopeful step gives the first two, none where it found nothing.
+    One row (ctid, id of the new row or NULL, sequence before, generation after, expired), none if there is no such
+    lease. A hopeful step returns the first two, none if it found nothing.
     """
     given = (f"%(key)s::{shape.key_type}", f"%(value)b::{shape.value_type}")
     fields = columns.stored(shape, *given, "%(header_keys)s::text[]", "%(header_values)s::text[]")
@@ -84,7 +84,7 @@ def stash_one(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
 
 
 def stash_many(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
-    """The same for arrays, named in MANY; gives an array of the ids of the new rows, in no order."""
+    """The same for arrays, named in MANY; returns an array of the new rows' ids, in no order."""
     fields, part = "topic, key, value, header_keys, header_values", ""
     selected = f"now(), topic, {columns.stored(shape, 'key', 'value', 'header_keys::text[]', 'header_values::text[]')}"
     if shape.has_partition:
@@ -103,12 +103,12 @@ def stash_many(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
 _FOUND = ", previous, generation, expired"
 
 
-# In the second half of its time; what does not change costs nothing, in the index neither.
+# In the second half of its time; an unchanged value costs nothing, not even in the index.
 _DUE = "statement_timestamp() > leased_at + (expires_at - leased_at) / 2"
 
 
 def _renewed(condition: str) -> str:
-    """A lease that is used lasts as long again from now on (P44)."""
+    """Using a lease extends it by its full duration (P44)."""
     again = "make_interval(secs => extract(epoch FROM expires_at - leased_at)::float8)"
     return f"""leased_at = CASE WHEN {condition} THEN statement_timestamp() ELSE leased_at END,
         expires_at = CASE WHEN {condition} THEN statement_timestamp() + {again} ELSE expires_at END"""
@@ -127,9 +127,9 @@ def _hope(table: OutboxTable) -> str:
 
 
 def _decide(table: OutboxTable) -> str:
-    """The cases of SET and the condition behind RETURNING are the table of `highwater` in SQL.
+    """The cases of SET and the condition in RETURNING are the table of `highwater` in SQL.
 
-    In RETURNING `previous` is the sequence as it was, and the generation is ours if it was ours, or was made so.
+    In RETURNING, `previous` is the old sequence, and the generation is ours if it was ours or became so.
     """
     ours, live = "%(generation)s::bigint", "expires_at > statement_timestamp()"
     low, high = "%(first)s::bigint - 1", "%(last)s::bigint - 1"

@@ -1,17 +1,17 @@
 """The SQL of the relay: marks, fetches, the term. Text only; nothing here talks to a server.
 
-Rule P6: under READ COMMITTED a condition on a snapshot fences nothing: a mark that waited on a row lock stole rows
-after the term had risen. So marks that write and quarantine begin with a MATERIALIZED CTE that selects the term row FOR
-SHARE (term and holder must match); a take-over that has raised the term makes it empty, one that wants to raise it
-waits for the statement. Lock order is the term row, then ids ascending. A mark in memory and a fetch change nothing
-and lock nothing: a plain read of the term in the same statement is enough. A purge is not fenced: the acknowledgement
-was real, whoever received it (P2).
+Rule P6: under READ COMMITTED, a condition on a snapshot fences nothing: a mark that waited for a row lock took rows
+after the term had risen. So writing marks and quarantine begin with a MATERIALIZED CTE that selects the term row FOR
+SHARE (term and holder must match); a take-over that has raised the term makes it empty, one that is about to raise it
+waits for the statement. Locks are taken first on the term row, then on ids in ascending order. A mark in memory and a
+fetch change nothing and lock nothing: a plain read of the term in the same statement suffices. A purge is not fenced:
+the acknowledgement was real, whoever received it (P2).
 
-Ids mean rows only within their *id space* (P35): the table that bears the outbox's name, and the file of its sequence,
-which a restart of the sequence replaces. Statements that act on ids hold that against the space they were learnt in.
-`setval` leaves no such trace, so every row is read with its xmin, to which its purge is bound (P50).
+Ids identify rows only within their *id space* (P35): the table with the outbox's name, and the file of its sequence,
+which a restart of the sequence replaces. Statements that act on ids check it against the space in which these were
+read. `setval` leaves no such trace, so every row is read with its xmin, to which its purge is bound (P50).
 
-Everything that varies is a literal made by this module from ints, UUIDs and escaped keys: COPY takes no parameters.
+Everything variable is a literal built in this module from ints, UUIDs and escaped keys: COPY takes no parameters.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from harvester.outbox.shape import OutboxShape
 from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable, doubled
 
-# What statements that read rows bring: the id, the key, and the row as the server sent it.
+# The result of statements that read rows: the id, the key, and the row as the server sent it.
 Row = tuple[int, bytes | None, bytes]
 
 _NEAR_IDS = 1_000
 _FEW_GAPS = 20
-# By the database's clock. A lease that has run out is as good as none.
+# By the database's clock. An expired lease is as good as none.
 _LENT = "(holder IS NOT NULL AND lease_until > clock_timestamp())"
 _WANTED = "(wanted_until > clock_timestamp())"
 # Moved from a group that did not release its term, and not led since.
@@ -41,7 +41,7 @@ _NO_PARTITION = "'-9223372036854775808'::bigint"
 
 @dataclass(frozen=True, slots=True)
 class IdSpace:
-    """What ids are ids of: the oids of the table and of its sequence, and the file of the sequence; 0 where unknown."""
+    """Identifies the source of ids: the oids of the table and its sequence, and the sequence's file; 0 if unknown."""
 
     table: int
     sequence: int = 0
@@ -50,9 +50,9 @@ class IdSpace:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Under which term, held by whom, and in which id space a statement may have an effect.
+    """The term, holder and id space under which a statement may take effect.
 
-    `watched`: transaction ids; nothing is read when one of them is over for the snapshot (P38).
+    `watched`: transaction ids; nothing is read if one of them has ended for the snapshot (P38).
     """
 
     term: int
@@ -62,10 +62,10 @@ class Fence:
 
 
 def in_space(table: OutboxTable, space: IdSpace | None) -> str:
-    """A condition: the ids of this outbox are still those of `space`; it follows AND, and is empty for None.
+    """A condition: the ids of this outbox are still those of `space`; begins with AND, empty for None.
 
-    Its answer is as new as the statement's lock on the table: a statement that has waited for a TRUNCATE, or for a
-    table to change its name, looks up name and file after that.
+    It is evaluated after the statement has locked the table: a statement that has waited for a TRUNCATE, or for a
+    renaming of tables, looks up name and file after that.
     """
     if space is None:
         return ""
@@ -76,9 +76,9 @@ def in_space(table: OutboxTable, space: IdSpace | None) -> str:
 
 
 def read_space(table: OutboxTable, sequence: str) -> str:
-    """The id space as it is now: oid of the table, then oid and file of its sequence; NULL for what is not there.
+    """The current id space: oid of the table, then oid and file of its sequence; NULL for what does not exist.
 
-    `sequence`: SQL for the sequence's oid; NULL where there is none.
+    `sequence`: SQL for the sequence's oid; NULL if there is none.
     """
     return (
         f"SELECT {oid_of(table.sql)}, s.oid, pg_catalog.pg_relation_filenode(s.oid)::bigint"
@@ -87,13 +87,13 @@ def read_space(table: OutboxTable, sequence: str) -> str:
 
 
 def oid_of(relation: str) -> str:
-    """SQL for the oid of a table or sequence, whose name is quoted; NULL while there is none."""
+    """SQL for the oid of a table or sequence, given its quoted name; NULL if there is none."""
     name = relation.replace("'", "''")
     return f"pg_catalog.to_regclass('{name}')::oid"
 
 
-# Up to where the WAL reached when the snapshot of a statement that reads rows had been taken: a setting of the session.
-# Commits that the snapshot shows stand before that; what the statement itself writes, pruning pages, stands behind it.
+# The WAL position after the snapshot of a reading statement was taken: a setting of the session. Commits that the
+# snapshot shows precede it; what the statement itself writes, by pruning pages, follows it.
 WAL_POSITION = "harvester.wal_position"
 _NOTE_WAL_POSITION = f"pg_catalog.set_config('{WAL_POSITION}', pg_catalog.pg_current_wal_insert_lsn()::text, false)"
 
@@ -106,18 +106,18 @@ def _fence(table: OutboxTable, fence: Fence, lock: str = " FOR SHARE", selected:
 
 
 def file_of(sequence: str) -> str:
-    """SQL for the file of a sequence, another one after a restart."""
+    """SQL for the file of a sequence, which changes with a restart."""
     name = sequence.replace("'", "''")
     return f"pg_catalog.pg_relation_filenode('{name}'::pg_catalog.regclass)::bigint"
 
 
 def check_term(table: OutboxTable, watched: Iterable[int]) -> str:
-    """Why a mark may have brought nothing: term and holder, and the watched transactions that are over."""
+    """Why a mark may have returned nothing: term and holder, and the watched transactions that have ended."""
     return f"SELECT term, holder, ARRAY({_transactions_over(watched)}) FROM {table.term}"
 
 
 def _transactions_over(watched: Iterable[int]) -> str:
-    """Those of the transactions with these ids that are over for the statement's own snapshot."""
+    """The given transactions that have ended for the statement's own snapshot."""
     numbers = ",".join(f"{number:d}" for number in watched)
     return (
         f"SELECT w.id::text::bigint FROM unnest('{{{numbers}}}'::xid8[]) AS w(id)"
@@ -127,9 +127,9 @@ def _transactions_over(watched: Iterable[int]) -> str:
 
 @lru_cache(maxsize=8)
 def _columns(shape: OutboxShape) -> str:
-    """What `harvester.delivery.decode` expects; behind the key a time, a partition and an xmin, which are never NULL.
+    """The columns that `harvester.delivery.decode` expects; the time, partition and xmin after the key are never NULL.
 
-    Where the statement has changed the row, its xmin is the statement's own transaction (P50).
+    If the statement has changed the row, its xmin is the statement's own transaction (P50).
     """
     partition = f"coalesce(o.kafka_partition::bigint, {_NO_PARTITION})" if shape.has_partition else _NO_PARTITION
     return (
@@ -140,7 +140,7 @@ def _columns(shape: OutboxShape) -> str:
 
 
 def _above(high: int | None, gaps: Sequence[tuple[int, int]] = ()) -> str:
-    """The condition for rows above `high`, and in these gaps, which must be near it."""
+    """The condition for rows above `high`, and in these gaps, which must be close to it."""
     if high is None:
         return ""
     if not gaps:
@@ -150,12 +150,12 @@ def _above(high: int | None, gaps: Sequence[tuple[int, int]] = ()) -> str:
 
 
 def _are_near(high: int | None, gaps: Sequence[tuple[int, int]]) -> bool:
-    """Whether reading on from the first gap, past what was read before, costs less than looking into each gap."""
+    """Whether reading on from the first gap, past rows read before, costs less than looking into each gap."""
     return not gaps or (high is not None and high - gaps[0][0] <= _NEAR_IDS and len(gaps) <= _FEW_GAPS)
 
 
 def _scan_ids(table: OutboxTable, high: int | None, gaps: Sequence[tuple[int, int]], limit: int, condition: str) -> str:
-    """CTEs `g` and `n`: the first ids of the rows in the gaps (there are some), then those above `high`."""
+    """CTEs `g` and `n`: the first ids of the rows in the (existing) gaps, then those above `high`."""
     low, up = (_id_array(edge) for edge in zip(*gaps, strict=True))
     return (
         f", g AS MATERIALIZED (SELECT x.id FROM unnest({low}, {up}) AS r(low, up)"
@@ -180,7 +180,7 @@ def mark_in_memory(
     high: int | None,
     gaps: Sequence[tuple[int, int]],
 ) -> str:
-    """Read the next rows; the leader remembers that it has them. Notes the WAL's position (WAL_POSITION)."""
+    """Read the next rows; the leader remembers that it has them. Records the WAL position (WAL_POSITION)."""
     fenced = _fence(table, fence, "", _NOTE_WAL_POSITION)
     if _are_near(high, gaps):
         wanted = _above(high, gaps)
@@ -225,7 +225,7 @@ def mark_in_table(
 
 
 def fetch(table: OutboxTable, shape: OutboxShape, *, fence: Fence, ids: Iterable[int]) -> str:
-    """Read rows again that had to wait. Notes the WAL's position (WAL_POSITION)."""
+    """Read deferred rows. Records the WAL position (WAL_POSITION)."""
     return (
         f"COPY ({_fence(table, fence, '', _NOTE_WAL_POSITION)} SELECT {_columns(shape)} FROM {table.sql} o"
         f" WHERE EXISTS (SELECT 1 FROM t) AND o.id = ANY ({_id_array(ids)})) TO STDOUT (FORMAT BINARY)"
@@ -233,7 +233,7 @@ def fetch(table: OutboxTable, shape: OutboxShape, *, fence: Fence, ids: Iterable
 
 
 def read_rows(table: OutboxTable, shape: OutboxShape, ids: Iterable[int], space: IdSpace | None) -> str:
-    """Read rows as marks do, whoever has the term."""
+    """Read rows like marks do, whoever has the term."""
     return (
         f"COPY (SELECT {_columns(shape)} FROM {table.sql} o WHERE o.id = ANY ({_id_array(ids)})"
         f"{in_space(table, space)}) TO STDOUT (FORMAT BINARY)"
@@ -241,7 +241,7 @@ def read_rows(table: OutboxTable, shape: OutboxShape, ids: Iterable[int], space:
 
 
 def behind_others(table: OutboxTable, shape: OutboxShape) -> str:
-    """Those of the rows %(ids)s whose key has an older row that is not one of them. For psycopg."""
+    """The rows of %(ids)s whose key has an older row that is not among them. For psycopg."""
     outbox, key = doubled(table.sql), columns.key(shape, "o")
     return (
         f"WITH n AS MATERIALIZED (SELECT o.id, {key} AS key FROM {outbox} o"
@@ -258,16 +258,17 @@ def all_ids(table: OutboxTable, high: int) -> str:
 
 
 def holders(table: OutboxTable, oid: int, sequence: str | None) -> str:
-    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), the last id given out, the file of
-    its sequence, which changes when that is restarted and not when it is called (P10), who asks for the term (P32), and
-    which table bears the outbox's name now.
+    """Who holds a RowExclusiveLock on the outbox (including prepared transactions), the last id given out, the file of
+    its sequence, which changes with a restart but not with a call (P10), who asks for the term (P32), and which table
+    has the outbox's name now.
 
-    The sequence is read first, and the locks depend on it so that no planner turns them round: who takes an id that
-    counts as given must be seen holding its lock. A sequence that was never called has yet to give its last_value.
+    The sequence is read first, and the locks depend on it so that no planner reverses this: a session that takes an id
+    that counts as given out must be seen holding its lock. A sequence that was never called has yet to return its
+    last_value.
 
-    Each holder comes with its transaction id, as 32 bits: the oldest of those that it holds, for subtransactions have
-    their own. One without a transaction id counts only while it is in a statement: between statements it has written
-    nothing, and fetched no id for a row to come. The last column is the next transaction id, as 64 bits.
+    Each holder comes with its transaction id, as 32 bits: the oldest that it holds, since subtransactions have their
+    own. A holder without a transaction id counts only while it executes a statement: between statements it has written
+    nothing, and fetched no id for a future row. The last column is the next transaction id, as 64 bits.
     """
     value = "SELECT NULL::bigint AS id, NULL::bigint AS file"
     if sequence:
@@ -290,9 +291,9 @@ def holders(table: OutboxTable, oid: int, sequence: str | None) -> str:
 
 
 def read_bookmark(table: OutboxTable, sequence: str) -> str:
-    """Where a scan may begin (P38): up to which id, and the ranges below that are open, as low and high in turn.
+    """Where a scan may begin (P38): up to which id, and the open ranges below it, as alternating low and high.
 
-    No row: there is none, or it speaks of another id space, or of ids that are still to be given out.
+    No row: there is no bookmark, or it belongs to another id space, or names ids yet to be given out.
     """
     return (
         f"SELECT t.closed_floor, t.open_ids FROM {table.term} t, {sequence} s"
@@ -301,7 +302,7 @@ def read_bookmark(table: OutboxTable, sequence: str) -> str:
 
 
 def save_bookmark(table: OutboxTable, sequence: str) -> str:
-    """Saves the bookmark; no row where the term is another's. Parameters high, open, term, holder."""
+    """Save the bookmark; no row if the term belongs to another. Parameters high, open, term, holder."""
     return (
         f"UPDATE {doubled(table.term)} t SET closed_floor = %(high)s, open_ids = %(open)s::bigint[],"
         f" floor_space = {doubled(_id_space(sequence))} WHERE term = %(term)s AND holder = %(holder)s RETURNING true"
@@ -309,13 +310,13 @@ def save_bookmark(table: OutboxTable, sequence: str) -> str:
 
 
 def _id_space(sequence: str) -> str:
-    """The incarnation alone does not tell of a sequence that was restarted, and has caught up, while nobody looked."""
+    """The incarnation alone does not reveal a sequence that was restarted and has caught up while nobody looked."""
     return f"t.incarnation || '/' || t.outbox_oid || '/' || {file_of(sequence)}"
 
 
 def read_term(table: OutboxTable) -> str:
-    """Term, holder, the outbox's identity, how the term delivers, who has it on loan or asks for it (P32), the holder's
-    name, and whose the outbox is (P37).
+    """Term, holder, the outbox's identity, the term's delivery mode, who has borrowed it or asks to (P32), the holder's
+    name, and the owner of the outbox (P37).
     """
     return (
         "SELECT term, holder, outbox_id, incarnation, delivery, progress_topic, holder_kind,"
@@ -327,9 +328,9 @@ def read_term(table: OutboxTable) -> str:
 def take_term(table: OutboxTable) -> str:
     """Compare and set (P8); returns the term.
 
-    Parameters expected (term), seen (the highest term), holder, name, sessions. How the term before delivered stays in
-    the row until what it left behind is settled: `note_delivery`. A term that is lent cannot be taken. The outbox
-    becomes that of the parameters group and cluster (NULL: not known), unless it belongs to others (P37).
+    Parameters expected (term), seen (the highest term), holder, name, sessions. The previous term's delivery mode stays
+    in the row until what it left behind is settled: `note_delivery`. A lent term cannot be taken. The outbox becomes
+    owned by the parameters group and cluster (NULL: unknown), unless it belongs to others (P37).
     """
     return (
         f"UPDATE {doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
@@ -341,10 +342,10 @@ def take_term(table: OutboxTable) -> str:
 
 
 def move(table: OutboxTable) -> str:
-    """Give the outbox to the group and cluster of the parameters (P37); no row: its state is not what was read.
+    """Give the outbox to the group and cluster of the parameters (P37); no row: its state is not the one that was read.
 
-    Parameters term, holder: as read. What the old leader may have on the wire is then for the first leader to wait out:
-    `holder_kind` says so where it did not release its term. No progress topic: the old group's is not the new one's.
+    Parameters term, holder: as read. The first leader then waits for what the old leader may have on the wire:
+    `holder_kind` indicates that the old term was not released. No progress topic: the old group's is not the new one's.
     """
     return (
         f"UPDATE {doubled(table.term)} SET leader_group = %(group)s, kafka_cluster = %(cluster)s,"
@@ -356,9 +357,9 @@ def move(table: OutboxTable) -> str:
 
 
 def want_term(table: OutboxTable) -> str:
-    """Ask whoever leads to give up the term, and others not to take it (P32). No row: somebody else asks already.
+    """Ask the leader to give up the term, and others not to take it (P32). No row: another process is already asking.
 
-    Parameters name, patience_s: for how long this holds.
+    Parameters name, patience_s: how long the request is valid.
     """
     return (
         f"UPDATE {doubled(table.term)} SET wanted_by = %(name)s,"
@@ -368,9 +369,9 @@ def want_term(table: OutboxTable) -> str:
 
 
 def borrow_term(table: OutboxTable) -> str:
-    """Take the term on loan, for a bulk drain (P32), as `take_term` does; returns the term and the end of the lease.
+    """Borrow the term, for a bulk drain (P32), otherwise like `take_term`; returns the term and the end of the lease.
 
-    Parameters as there, and lease_s.
+    Parameters as for `take_term`, and lease_s.
     """
     return (
         f"UPDATE {doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
@@ -382,7 +383,7 @@ def borrow_term(table: OutboxTable) -> str:
 
 
 def renew_loan(table: OutboxTable) -> str:
-    """Lengthen the lease, unless the term is somebody else's; returns its end; parameters lease_s, term, holder."""
+    """Extend the lease, unless the term belongs to another; returns its end; parameters lease_s, term, holder."""
     return (
         f"UPDATE {doubled(table.term)} SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)"
         " WHERE term = %(term)s AND holder = %(holder)s RETURNING lease_until"
@@ -390,7 +391,7 @@ def renew_loan(table: OutboxTable) -> str:
 
 
 def note_delivery(table: OutboxTable) -> str:
-    """From now on the term delivers like this; parameters delivery, progress_topic (NULL: it stays), term, holder."""
+    """Set the term's delivery mode; parameters delivery, progress_topic (NULL: unchanged), term, holder."""
     return (
         f"UPDATE {doubled(table.term)} SET delivery = %(delivery)s,"
         " progress_topic = coalesce(%(progress_topic)s, progress_topic),"
@@ -400,17 +401,17 @@ def note_delivery(table: OutboxTable) -> str:
 
 
 def end_loan(table: OutboxTable) -> str:
-    """Whoever comes next need not wait for the lease, but is told that the term was not released; term, holder."""
+    """A successor need not wait for the lease, but learns that the term was not released; parameters term, holder."""
     return f"UPDATE {doubled(table.term)} SET lease_until = NULL WHERE term = %(term)s AND holder = %(holder)s"
 
 
 def forget_wish(table: OutboxTable) -> str:
-    """Withdraws the request for the term; parameter name."""
+    """Withdraw the request for the term; parameter name."""
     return f"UPDATE {doubled(table.term)} SET wanted_by = NULL, wanted_until = NULL WHERE wanted_by = %(name)s"
 
 
 def release(table: OutboxTable) -> str:
-    """Releases the term; parameters term, holder."""
+    """Release the term; parameters term, holder."""
     return (
         f"UPDATE {doubled(table.term)} SET holder = NULL, lease_until = NULL"
         " WHERE term = %(term)s AND holder = %(holder)s"
@@ -418,12 +419,12 @@ def release(table: OutboxTable) -> str:
 
 
 def register(table: OutboxTable) -> str:
-    """Records the sessions of a leader (P7); parameters sessions, term, holder."""
+    """Record the sessions of a leader (P7); parameters sessions, term, holder."""
     return f"UPDATE {doubled(table.term)} SET sessions = %(sessions)s WHERE term = %(term)s AND holder = %(holder)s"
 
 
 def end_sessions(table: OutboxTable) -> str:
-    """End the sessions that the row of term %(expected)s names, but %(own)s (P7): a frozen backend keeps its locks."""
+    """End the sessions in the row of term %(expected)s, except %(own)s (P7): a frozen backend keeps its locks."""
     return (
         f"SELECT count(pg_catalog.pg_terminate_backend(a.pid)) FROM {doubled(table.term)} t,"
         " jsonb_to_recordset(t.sessions) AS s(pid int, started timestamptz)"
@@ -433,10 +434,10 @@ def end_sessions(table: OutboxTable) -> str:
 
 
 def note_server(table: OutboxTable) -> str:
-    """Note which server this is, and renew the incarnation if it was another (P9).
+    """Record which server this is, and renew the incarnation if it was a different one (P9).
 
-    Parameters identifier, timeline (NULL: it cannot be told, nothing changes) and went_back (renew in any case).
-    Returns one row, whether it was renewed.
+    Parameters identifier, timeline (NULL: unknown, nothing changes) and went_back (renew in any case). Returns one row,
+    whether it was renewed.
     """
     return (
         f"WITH v AS MATERIALIZED (SELECT %(went_back)s::boolean OR coalesce((system_identifier, timeline) <>"

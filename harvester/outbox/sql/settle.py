@@ -1,11 +1,11 @@
-"""The SQL of settling: purge what Kafka acknowledged, with its trace in the archive, and quarantine what it refuses.
+"""The SQL of settling: purge what Kafka acknowledged, leaving a trace in the archive, and quarantine what it refuses.
 
 A purge is not fenced by the term: the acknowledgement was real, whoever received it (P2). A quarantine begins with the
-term row FOR SHARE (P6), so that a deposed leader moves nothing. Both are fenced by the id space (P35): where ids have
-started again, or another table bears the outbox's name, an id may mean another row. And both take a row only with the
-xmin that it was read with, since an id can be given out again without any trace of that in the space (P50). Each is one
-statement, hence one transaction: the archive, the quarantine and its notice hold exactly what has left the outbox, and
-nothing leaves it without them. Text only.
+term row FOR SHARE (P6), so that a deposed leader moves nothing. Both are fenced by the id space (P35): if ids have
+started again, or another table has the outbox's name, an id may mean another row. And both take a row only with the
+xmin with which it was read, since an id can be given out again without any trace in the space (P50). Each is one
+statement, hence one transaction: the archive, the quarantine and its notice contain exactly what has left the outbox,
+and nothing leaves it without them. Text only.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from harvester.outbox.tables import OutboxTable, as_bytes, doubled
 
 Archive = Literal["off", "ids", "rows"]
 
-# What a notice keeps of an error; broker messages are shorter, tracebacks of serialisers are not.
+# What a notice keeps of an error; broker messages are shorter, but serialisers' tracebacks are not.
 NOTICE_ERROR_CHARACTERS = 1_000
 _SHORT_ERROR_CHARACTERS = 100
 
 _ROW = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
-_LATEST_US = 1 << 53  # of a create_time; one that is later, or infinite, proves nothing (`RowVersions.compare`)
+_LATEST_US = 1 << 53  # of a create_time; a later or infinite one proves nothing (`RowVersions.compare`)
 _UTC = """'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'"""
 
 
 def _meant(ids: str, xmins: str | None) -> str:
-    """The condition for the rows with these ids, which ascend; with `xmins` only if they have those, one each.
+    """The condition for the rows with these ascending ids; with `xmins`, only if they have the respective xmin.
 
-    The place of a row's id in the array is found by halves. A join with both arrays triples what the purge costs the
-    server, and is at the mercy of the table's statistics.
+    The position of a row's id in the array is found by binary search. A join with both arrays triples the purge's cost
+    to the server, and depends on the table's statistics.
     """
     condition = f"o.id = ANY ({ids}::bigint[])"
     if xmins is not None:
@@ -52,13 +52,13 @@ def purge(
 ) -> str:
     """Delete what Kafka acknowledged; a parameter in libpq's notation, the ids (ascending) as bigint[].
 
-    `by_version`: only rows with the xmins of a second one, as xid[] (P50). The command tag carries the number of rows,
-    with an archive (INSERT 0 n) as without (DELETE n). `shape` is needed for an archive.
+    `by_version`: only rows with the xmins of a second parameter, as xid[] (P50). The command tag carries the number of
+    rows, with an archive (INSERT 0 n) or without (DELETE n). `shape` is required for an archive.
     """
     delete = f"DELETE FROM {table.sql} o WHERE {_meant('$1', '$2' if by_version else None)}{in_space(table, space)}"
     if archive == "off":
         return delete
-    assert shape is not None, "what the archive gets depends on the columns"
+    assert shape is not None, "the archive's content depends on the columns"
     return f"WITH d AS ({delete} RETURNING {_kept(archive, shape)}) {_into_archive(table.archive, table.term)}"
 
 
@@ -70,14 +70,14 @@ def purge_unlocked(
     *,
     by_version: bool = False,
 ) -> str:
-    """Delete those of %(ids)s that nobody has locked; returns the ids of the others. For psycopg.
+    """Delete the rows of %(ids)s that nobody has locked; returns the ids of the others. For psycopg.
 
-    `by_version`: as of `purge`, with %(xmins)s as texts.
+    `by_version`: see `purge`, with %(xmins)s as texts.
     """
     meant = _meant("%(ids)s", "%(xmins)s::text[]" if by_version else None)
     outbox, returned, trace = doubled(table.sql), "o.id", ""
     if archive != "off":
-        assert shape is not None, "what the archive gets depends on the columns"
+        assert shape is not None, "the archive's content depends on the columns"
         returned, trace = (
             _kept(archive, shape),
             f", a AS ({_into_archive(doubled(table.archive), doubled(table.term))})",
@@ -92,7 +92,7 @@ def purge_unlocked(
 
 
 def versions(table: OutboxTable) -> str:
-    """What stands under %(ids)s now: id, xmin, and create_time in microseconds since the UNIX epoch. For psycopg."""
+    """The current rows with %(ids)s: id, xmin, and create_time in microseconds since the UNIX epoch. For psycopg."""
     return (
         "SELECT o.id::bigint, o.xmin::text::bigint,"
         f" coalesce(least(greatest(extract(epoch FROM o.create_time) * 1000000, 0), {_LATEST_US}), 0)::bigint"
@@ -104,12 +104,13 @@ def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "", s
     """Move one row to quarantine; parameters id, xmin (as text; NULL: any), term, holder, error, attempts,
     first_failed_at, origin. For psycopg.
 
-    Returns one row: `moved`, and `fenced`, whether the term was another's. Neither: the row was gone. With a topic,
-    a notice goes into the outbox like any record, under the record's key; a record of that very topic gets none, or a
-    refused notice would breed another. Raises SchemaError for a topic longer than its column.
+    Returns one row: `moved`, and `fenced`: whether the term belonged to another. Neither: the row was gone. With a
+    topic, a notice is inserted into the outbox like any record, under the record's key; a record of that very topic
+    gets none, otherwise a refused notice would cause another one. Raises SchemaError for a topic longer than its
+    column.
     """
     row = ", ".join(_ROW)
-    # As Kafka would have got them; by their names, the outbox's columns would be meant.
+    # As Kafka would have got them; their plain names would mean the outbox's columns.
     taken = (
         f"o.id, o.create_time, o.kafka_topic, {columns.key(shape, 'o')} AS kafka_key,"
         f" {columns.value(shape, 'o')} AS kafka_value, {columns.header_keys(shape, 'o')} AS kafka_header_keys,"
@@ -133,7 +134,7 @@ def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "", s
 
 
 def _kept(archive: Archive, shape: OutboxShape) -> str:
-    """Columns of the archive, in its order. Key and value are kept as the bytes that Kafka got."""
+    """The archive's columns, in order. Key and value are kept as the bytes that Kafka got."""
     key, value = (
         as_bytes(columns.key(shape, "o"), shape.key_type),
         as_bytes(columns.value(shape, "o"), shape.value_type),
@@ -153,7 +154,7 @@ def _kept(archive: Archive, shape: OutboxShape) -> str:
 
 
 def _into_archive(archive: str, term: str) -> str:
-    # A scalar subquery: were the term row missing, a join would drop the trace, and the count with it.
+    # A scalar subquery: if the term row were missing, a join would drop the trace, and the count with it.
     return (
         f"INSERT INTO {archive} (id, incarnation, purged_at, create_time, kafka_topic, kafka_key, kafka_value,"
         " kafka_header_keys, kafka_header_values, kafka_partition)"
@@ -168,17 +169,17 @@ def _notice(table: OutboxTable, shape: OutboxShape, topic: str) -> str:
     if longest is not None and len(topic) > longest:
         raise SchemaError(
             f"the notice topic {topic!r} does not fit into kafka_topic, which holds {longest} characters",
-            hint="widen the column, or choose a shorter poison.notice_topic",
+            hint="widen the column, or set a shorter poison.notice_topic",
         )
     if shape.value_stored not in (None, "json", "jsonb"):
         raise SchemaError(
             f"a notice does not fit into kafka_value, which is {shape.value_stored}: it is a JSON document",
-            hint="change the column's type, or leave out poison.notice_topic",
+            hint="change the column's type, or remove poison.notice_topic",
         )
     document = _document(shape, NOTICE_ERROR_CHARACTERS, key=True)
     value, condition = "x.document", ""
     if shape.value_max is not None:
-        # Rather a notice without its key, or none, than a poison record that cannot leave.
+        # Prefer a notice without its key, or none, to a poison record that cannot leave.
         value = f"CASE WHEN char_length(x.document) <= {shape.value_max} THEN x.document ELSE x.short END"
         condition = f" WHERE char_length({value}) <= {shape.value_max}"
     value = as_bytes(value, "text") if shape.value_type == "bytea" else value
@@ -196,7 +197,7 @@ def _document(shape: OutboxShape, error_characters: int, *, key: bool) -> str:
     if not key:
         pair = "'key', NULL, 'key_base64', NULL"
     elif shape.key_type == "bytea":
-        # encode() breaks the lines of base64.
+        # encode() inserts line breaks into base64.
         pair = "'key', NULL, 'key_base64', translate(encode(d.kafka_key, 'base64'), E'\\n', '')"
     else:
         pair = "'key', d.kafka_key, 'key_base64', NULL"

@@ -4,15 +4,15 @@
     SELECT * FROM outbox_take_lease('orders-reader');
     SELECT outbox_stash_leased(lease, generation, sequence + 1, 'orders', 'customer-42', '{"total": 99}', at => '17');
 
-They run as their owner, the one of the tables, so a role that may call them needs no privilege on any table. Each
-executes static statements, the stashers' own. A fixed search path and full names keep callers from leading them astray.
-PostgreSQL grants EXECUTE to everybody by default; that is revoked.
+They run as their owner, who owns the tables, so a role that may call them needs no privilege on any table. Each
+executes static statements, the stashers' own. A fixed search path and full names keep callers from substituting
+objects. PostgreSQL grants EXECUTE to everybody by default; that is revoked.
 
-Parameters have the types of the columns. A function with other types would stand beside the new one and make calls
+Parameters have the types of the columns. A function with other types would exist next to the new one and make calls
 ambiguous, so `create_functions` drops it.
 
-An SQL function has one answer, so what a leased stasher raises is an SQL error here, with a SQLSTATE of its own
-(`LEASE_STATES`); it fails the caller's transaction as any error does. A repeat returns NULL.
+An SQL function has only one kind of answer, so what a leased stasher raises is an SQL error here, with its own SQLSTATE
+(`LEASE_STATES`); it fails the caller's transaction like any error. A repeat returns NULL.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KINDS = ("text", "bytea")
 
 
 def signatures(table: OutboxTable, key_type: str, value_type: str) -> list[str]:
-    """The functions with the types of their parameters, as statements name them; `table` has its schema."""
+    """The functions with their parameter types, as named in statements; `table` has its schema."""
     record = f"text, {key_type}, {value_type}, text[], text[], integer"
     return [
         f"{table.beside('stash')}({record})",
@@ -54,7 +54,7 @@ def bodies(table: OutboxTable, shape: ColumnShape) -> dict[str, str]:
 
 
 def create_functions(table: OutboxTable, shape: ColumnShape) -> list[str]:
-    """Statements that make the functions, or replace them and keep what was granted; `table` has its schema."""
+    """Statements that create the functions, or replace them and keep their grants; `table` has its schema."""
     sources = bodies(table, shape)
     record = f"""topic text, key {shape.key_type}, value {shape.value_type},
     header_keys text[] DEFAULT '{{}}', header_values text[] DEFAULT '{{}}', partition integer DEFAULT NULL"""
@@ -108,7 +108,7 @@ _SUPPRESSED = """IF stashed IS NULL THEN
 
 
 def _stash(table: OutboxTable, shape: ColumnShape) -> str:
-    # Parameters are numbered as those of the statement; the last one is left out where there is no column for it.
+    # Parameters are numbered like those of the statement; the last one is omitted if there is no column for it.
     insert = Insertion.build(table, shape, "utf-8", Style.DOLLAR).one_sql
     return f"""
 DECLARE
@@ -124,7 +124,7 @@ END
 
 
 def _take_lease(table: OutboxTable) -> str:
-    """A lease must be committed, and durable, before it is used: `lease_queries.WAIT_FOR_COMMIT`."""
+    """A lease must be committed, and durable, before it is used: see `lease_queries.WAIT_FOR_COMMIT`."""
     given = {"names": "ARRAY[$1]", "seconds": "extract(epoch FROM $2)", "rows": "100"}
     return f"""
 #variable_conflict use_column
@@ -150,7 +150,7 @@ END
 
 
 def _stash_leased(table: OutboxTable, shape: ColumnShape) -> str:
-    """The deciding step alone: the hopeful one needs the row's place, which a caller would have to carry."""
+    """Only the deciding step: the hopeful one needs the row's ctid, which a caller would have to keep."""
     given = {"lease": "$1", "generation": "$2", "first": "$3", "last": "$3"}
     given |= {name: f"${number}" for number, name in enumerate((*lease_queries.ONE, "position"), 4)}
     record = "format('lease %s, generation %s, record %s', $1, $2, $3)"

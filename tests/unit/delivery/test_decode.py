@@ -197,7 +197,7 @@ def test_data_that_is_cut_off_anywhere() -> None:
         if cut in ends:
             assert decode(data[:cut]) == whole[: ends.index(cut)]
         else:
-            with pytest.raises(WireError, match=f"^{cut} bytes are no rows"):
+            with pytest.raises(WireError, match=f"^{cut} bytes are not whole rows"):
                 decode(data[:cut])
 
 
@@ -211,7 +211,7 @@ def test_data_that_is_cut_off_anywhere() -> None:
     ],
 )
 def test_what_is_no_row(data: bytes) -> None:
-    with pytest.raises(WireError, match="no rows"):
+    with pytest.raises(WireError, match="not whole rows"):
         decode(data)
 
 

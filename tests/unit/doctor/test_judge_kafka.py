@@ -167,7 +167,7 @@ def test_a_leader_topic_that_is_kafkas_own() -> None:
 
 def test_what_is_said_of_a_heartbeat_that_may_not_be_written() -> None:
     text = refusal("billing.neli", KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
-    assert text.startswith("the leader topic 'billing.neli' takes no heartbeat, so nobody can lead: ")
+    assert text.startswith("the leader topic 'billing.neli' accepts no heartbeats, so nobody can lead: ")
     assert text.endswith("allow this user to write to the topic")
 
 

@@ -156,8 +156,8 @@ def test_ready_is_who_leads_or_could_and_the_text_says_what_is_missing() -> None
     standby = replace(BUSY, state=State.STANDBY)
     ready = get("/readyz", Shown(standby))
     assert (ready.code, ready.body) == (200, b"standby\n")
-    unready = get("/readyz", Shown(standby, unready="group g is not joined yet"))
-    assert (unready.code, unready.body) == (503, b"standby: group g is not joined yet\n")
+    unready = get("/readyz", Shown(standby, unready="has not joined group g yet"))
+    assert (unready.code, unready.body) == (503, b"standby: has not joined group g yet\n")
     # What is wrong with a part that readiness does not depend on is said all the same.
     troubled = get("/readyz", Shown(replace(standby, problem="archive: no privilege")))
     assert (troubled.code, troubled.body) == (200, b"standby: archive: no privilege\n")

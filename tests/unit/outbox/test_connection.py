@@ -66,7 +66,7 @@ def test_all_of_several_servers_are_named() -> None:
 
 @pytest.mark.parametrize("dsn", ["host=a s3cret", "postgresql://u:s3cret@[bad/db", "password='s3cret"])
 def test_a_text_that_is_no_dsn_is_not_echoed(dsn: str) -> None:
-    with pytest.raises(ConfigurationError, match="data_source: is no PostgreSQL connection string") as refused:
+    with pytest.raises(ConfigurationError, match="data_source: is not a PostgreSQL connection string") as refused:
         connect(dsn, application_name="test")
     assert "s3cret" not in str(refused.value)
     assert refused.value.__cause__ is None

@@ -56,8 +56,8 @@ def test_repeats_are_told_from_what_is_new() -> None:
 @pytest.mark.parametrize(
     ("row", "error", "said", "hint"),
     [
-        (None, LeaseExpired, "lease 7 of 'reader' (generation 3) is not there", "noted elsewhere"),
-        (answer(10, expired=True), LeaseExpired, "has expired; record 11 was not written", "go on behind the position"),
+        (None, LeaseExpired, "lease 7 of 'reader' (generation 3) does not exist", "noted elsewhere"),
+        (answer(10, expired=True), LeaseExpired, "has expired; record 11 was not written", "continue after the"),
         (answer(10, 4), LeaseFenced, "was taken over: its generation is 4 now", "stop"),
         (answer(10, 1), LeaseUnknown, "has generation 1 and never gave this one out", "older copy"),
         (answer(8), SequenceGap, "record 11 came where 9 is next; it was not written", r"seek\(8\)"),
@@ -81,7 +81,7 @@ def test_a_stasher_of_the_same_generation_is_noticed() -> None:
     """Ours came through; a repeat after that can only be somebody else's record."""
     course = Course(LEASE)
     course.decided(course.give(1), answer(10, ids=1))
-    with pytest.raises(LeaseFenced, match="another stasher goes on under the same generation"):
+    with pytest.raises(LeaseFenced, match="another stasher uses the same generation"):
         course.decided(course.give(1), answer(12))
     course.seek(11)
     assert course.decided(course.give(1), answer(12))[0].repeated, "it was asked for"

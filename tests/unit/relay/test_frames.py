@@ -131,7 +131,7 @@ def test_a_flipped_or_missing_byte(frame: Frame, data: st.DataObject) -> None:
     ],
 )
 def test_what_is_no_frame(body: bytes) -> None:
-    with pytest.raises(WireError, match="no frame"):
+    with pytest.raises(WireError, match="not a frame"):
         decode(body)
 
 
