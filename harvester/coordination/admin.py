@@ -1,6 +1,6 @@
-"""Shows people and scripts who holds what, and does what an administrator may do about it.
+"""Shows people and scripts who holds what, and executes an administrator's requests.
 
-What is shown, and which positions are meant, is pure; `Observer` is thin.
+What to show, and which positions are meant, is decided purely; `Observer` is thin.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ _TIMEOUT_S = 30.0
 _CALL_S = 10.0
 _TURN_S = 0.1
 _CLIENT_ID = "harvester-claims"
-_TIMES = 5  # that a group offset is written against consumers that write theirs
+_TIMES = 5  # attempts to write a group offset while consumers write theirs
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """One place. `age_s`: since the holder's last accepted message; `lag`: records behind the last processed one.
+    """One partition of a group. `age_s`: since the holder's last accepted message; `lag`: records behind the last
+    processed one.
 
-    `certain`: a reader from offset 0 would say the same; else the log begins too late, and two intervals settle it.
+    `certain`: a reader from offset 0 would say the same; otherwise the log begins too late, and two intervals resolve
+    it.
     """
 
     place: GroupPartition
@@ -68,11 +70,11 @@ class PartitionRow:
 
 
 def rows(worlds: Iterable[World], bounds: Bounds, now_ms: int, group: str | None = None) -> list[PartitionRow]:
-    """Of one group, or of all, in order of names.
+    """The rows of one group, or of all, ordered by name.
 
-    `bounds` are the first offset and the end of each partition; those that were never claimed get a row as well.
-    `now_ms` is the time here. What is fresh is decided by the log, and the log stands still when nobody writes any
-    more; so a claim is shown as one that is appended now would find it.
+    `bounds` are the first offset and the end of each partition; partitions that were never claimed get a row as well.
+    `now_ms` is the local time. Freshness is decided by the log, whose time stops when nobody writes any more; so a
+    claim is shown as a claim appended now would find it.
     """
     found: dict[GroupPartition, tuple[World, Claim]] = {}
     for world in worlds:
@@ -118,9 +120,9 @@ def _lag(bounds: Bounds, place: GroupPartition, last_offset: int | None) -> int 
 
 
 def positions(bounds: Bounds, topic: str, partitions: Collection[int], offset: str) -> dict[tuple[str, int], int]:
-    """`offset`: a number, `earliest` or `latest`; without partitions all of the topic.
+    """Offsets by partition. `offset`: a number, `earliest` or `latest`; without partitions, all of the topic.
 
-    Raises CoordinationError for what is not there.
+    Raises CoordinationError if something does not exist.
     """
     known = {partition: found for (name, partition), found in bounds.items() if name == topic}
     if not known:
@@ -140,28 +142,29 @@ def _offset(where: str, first: int, end: int, offset: str) -> int:
     if offset == "latest":
         return end
     if not offset.isdecimal():
-        raise CoordinationError(f"{offset!r} is no offset", hint="a number, earliest or latest")
+        raise CoordinationError(f"{offset!r} is not an offset", hint="a number, earliest or latest")
     if not first <= int(offset) <= end:
         raise CoordinationError(
             f"{where} holds offsets {first:,} to {end:,}, not {int(offset):,}",
-            hint="earliest and latest fit every partition",
+            hint="earliest and latest are valid for every partition",
         )
     return int(offset)
 
 
 class Observer:
-    """Reads all of the coordination log as the consumers do, and claims nothing. Writes two messages:
+    """Reads the whole coordination log like a consumer, and claims nothing. Writes two kinds of message:
 
-    *Release* says ReleasingPartition in the holder's name, under the holder's generation. So it ends that claim and no
-    later one, and leaves positions alone: what the holder says before it in the log counts, what it says after it is
-    refused. A position set instead would take back what the holder commits in that moment; at most once would not hold.
+    *Release* writes ReleasingPartition in the holder's name, under the holder's generation. So it ends that claim and
+    no later one, and leaves positions alone: what the holder wrote before it in the log counts, what it writes after it
+    is refused. Setting a position instead would take back what the holder commits at that moment, breaking
+    at-most-once.
 
-    *Setting a position* says SettingPosition, and is done when that was read back: whoever claims next begins there,
-    whatever the group's offset in Kafka says. That is written, too, for tools, and for the day on which retention has
-    removed the log. A holder may write its own once more before it reads that its claim has ended; so it is looked at
-    afterwards, as long as nobody has claimed the partition.
+    *Setting a position* writes SettingPosition, and is done when that has been read back: the next claim begins there,
+    whatever the group's offset in Kafka is. That offset is written, too, for tools, and for the time when retention has
+    removed the log. A holder may write its own offset once more before it reads that its claim has ended; so it is
+    checked afterwards, as long as nobody has claimed the partition.
 
-    The settings' interval has to be the consumers' own: verdicts depend on it.
+    The settings' interval must be the consumers' own: verdicts depend on it.
     """
 
     def __init__(self, settings: ConsumerSettings) -> None:
@@ -171,7 +174,7 @@ class Observer:
         if not count:
             raise CoordinationTopicError(
                 f"there is no coordination topic {settings.coordination_topic!r}",
-                hint="the first consumer makes it; --coordination-topic names another one",
+                hint="the first consumer creates it; use --coordination-topic to name another one",
             )
         self.worlds = {partition: World.begin(settings.timing) for partition in range(count)}
         self._lost: set[GroupPartition] = set()
@@ -188,20 +191,20 @@ class Observer:
     # -- looking
 
     def follow(self, timeout_s: float) -> None:
-        """Read what has come, waiting so long for the first of it."""
+        """Read what has arrived, waiting up to `timeout_s` for the first record."""
         for _ in self._readings(timeout_s):
             pass
 
     def partitions(self) -> dict[str, int]:
-        """How many partitions each topic has."""
+        """The number of partitions of each topic."""
         try:
-            found = self._admin.list_topics(timeout=_CALL_S).topics  # asking for one by name might create it
+            found = self._admin.list_topics(timeout=_CALL_S).topics  # requesting one by name might create it
         except KafkaException as error:
             raise self._failed(error) from error
         return {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
 
     def bounds(self, topics: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
-        """First offset and end of each partition; topics that there are not are left out."""
+        """First offset and end of each partition; topics that do not exist are left out."""
         counts = self.partitions()
         places = [TopicPartition(name, each) for name in topics for each in range(counts.get(name, 0))]
         spec: Any = OffsetSpec
@@ -211,18 +214,18 @@ class Observer:
     # -- changing
 
     def release(self, rows: Sequence[PartitionRow]) -> dict[GroupPartition, bool]:
-        """End these claims; false where the holder has changed since, and for what is not known for certain."""
+        """End these claims; false if the holder has changed since, or if the state is not certain."""
         messages = [
             ReleasingPartition(row.place, row.holder, 0, row.generation, row.generation, row.last_offset)
             for row in rows
-            # Else a release would make a position of what is only the best that is known.
+            # Otherwise a release would turn a best guess into a position.
             if row.holder is not None and row.certain and self._claim(row.place).positioned
         ]
         accepted = self._say(messages)
         return {row.place: accepted.get(row.place) is ClaimVerdict.ACCEPTED for row in rows}
 
     def set_positions(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Whatever claims there are end, and the next ones begin with these offsets."""
+        """All existing claims end, and the next ones begin at these offsets."""
         consumer = Consumer({**self._settings.kafka, **SILENT, "group.id": group, "enable.auto.commit": False})
         left = dict(offsets)
         try:
@@ -248,7 +251,7 @@ class Observer:
     # -- parts
 
     def _say(self, messages: Sequence[Message]) -> dict[GroupPartition, ClaimVerdict]:
-        """Write these, one for a partition, and read on until all have come back."""
+        """Write these, one per partition, and read on until all have come back."""
         self._lost.clear()
         verdicts: dict[GroupPartition, ClaimVerdict] = {}
         awaited = {message.place: message for message in messages}
@@ -259,7 +262,7 @@ class Observer:
             if self._lost:
                 raise BrokerUnavailable(
                     f"{len(self._lost)} of {len(messages)} messages may not have reached the coordination topic",
-                    hint="look at the claims, and try again",
+                    hint="check the claims, and try again",
                 )
             return verdicts.keys() == awaited.keys()
 
@@ -267,7 +270,7 @@ class Observer:
         return verdicts
 
     def _until(self, done: Callable[[], bool], note: Callable[[Reading], None] = lambda _: None) -> None:
-        """Read until that; BrokerUnavailable when nothing comes any more."""
+        """Read until `done`; BrokerUnavailable if nothing arrives any more."""
         deadline = clock_s() + _TIMEOUT_S
         while not done():
             if clock_s() > deadline:
@@ -289,7 +292,7 @@ class Observer:
             except KafkaException as error:
                 if not passes(error.args[0]) or clock_s() > deadline:
                     raise self._failed(error) from error
-                time.sleep(_TURN_S)  # a partition of a topic that has just been made may be led by nobody yet
+                time.sleep(_TURN_S)  # a partition of a newly created topic may not have a leader yet
                 refresh(self._admin, None, _CALL_S)
 
     def _claim(self, place: GroupPartition) -> Claim:
@@ -304,7 +307,7 @@ def _partitions(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:
 
 
 def setting_position(place: GroupPartition, offset: int) -> SettingPosition:
-    """The message that makes the next claim begin there."""
+    """The message that makes the next claim begin at `offset`."""
     return SettingPosition(
         place, Client.begin(_CLIENT_ID, uuid4().hex), 1, None, None, offset - 1 if offset > 0 else None
     )

@@ -5,8 +5,8 @@
             …
             await consumer.commit(record)
 
-What waits for Kafka runs in one thread of its own; records that have come are handed out in the event loop, so none of
-them changes the thread, and a batch of them costs one wait for it.
+Everything that waits for Kafka runs in a separate thread; records that have arrived are handed out in the event loop,
+so handing them out involves no thread switch, and a whole batch costs one wait.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ AsyncEventHandler = Callable[[Event], Awaitable[object] | object]
 
 
 class AsyncCoordinatedConsumer:
-    """`CoordinatedConsumer` in an event loop: `async with` begins and ends it. One task reads; any may commit.
+    """`CoordinatedConsumer` in an event loop: `async with` starts and ends it. One task reads; any task may commit.
 
-    `on_event` may be a coroutine function; it is told in the task that reads. With `workers`, `run` handles so many
+    `on_event` may be a coroutine function; it is called in the task that reads. With `workers`, `run` handles that many
     records at once in tasks.
     """
 
@@ -49,7 +49,7 @@ class AsyncCoordinatedConsumer:
         self._on_event = on_event
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="consumer")
         self._consumer: CoordinatedConsumer | None = None
-        self._filling: asyncio.Future[None] | None = None  # the thread opens a batch
+        self._filling: asyncio.Future[None] | None = None  # the thread is opening a batch
         self._stopping = False
         self._closing: Future[None] | None = None
 
@@ -57,7 +57,7 @@ class AsyncCoordinatedConsumer:
         begun = self._executor.submit(self._begin)
         try:
             self._consumer = await _finished(begun)
-        except asyncio.CancelledError:  # what the thread begins all the same is nobody's
+        except asyncio.CancelledError:  # what the thread may still start has no owner
             self._executor.submit(lambda: begun.result().close())
             self._executor.shutdown(wait=False)
             raise
@@ -70,12 +70,12 @@ class AsyncCoordinatedConsumer:
 
     @property
     def settings(self) -> ConsumerSettings:
-        """As given."""
+        """The settings as given."""
         return self._started.settings
 
     @property
     def client(self) -> Client:
-        """Who it is in the coordination topic."""
+        """The client's identity in the coordination topic."""
         return self._started.client
 
     # -- records
@@ -91,15 +91,15 @@ class AsyncCoordinatedConsumer:
                     yield another
 
     async def poll(self, timeout_s: float) -> Any:
-        """The next record that may be processed, or None. Raises what ended the coordination."""
+        """The next record that may be processed, or None. Raises the error that ended the coordination."""
         if self._started._claim_checks is None:
             return await self._next(timeout_s)
         return next(iter(await self._resolved(1, timeout_s)), None)
 
     async def consume(self, most: int, timeout_s: float) -> list[Any]:
-        """So many records at most, of one partition; waits for the first one, and takes what has come with it.
+        """Up to `most` records of one partition; waits for the first one, and returns those that have arrived with it.
 
-        Raises ValueError where none are asked for.
+        Raises ValueError if `most` is less than 1.
         """
         at_least_one(most)
         if self._started._claim_checks is not None:
@@ -108,7 +108,7 @@ class AsyncCoordinatedConsumer:
         return [] if first is None else [first, *self._started._batch.take_some(most - 1, clock_s())]
 
     async def consume_arrow(self, most: int, timeout_s: float) -> pyarrow.RecordBatch:
-        """The same as a `pyarrow.RecordBatch`: see `CoordinatedConsumer.consume_arrow`."""
+        """Like `consume`, but returns a `pyarrow.RecordBatch`: see `CoordinatedConsumer.consume_arrow`."""
         from harvester.arrow import record_batch
 
         return record_batch(await self.consume(most, timeout_s))
@@ -120,10 +120,10 @@ class AsyncCoordinatedConsumer:
         return await self._until_taken(take, timeout_s)
 
     async def _resolved(self, most: int, timeout_s: float) -> list[Any]:
-        """The same for records whose values may lie in a store.
+        """Like `consume`, for records whose values may be in a store.
 
-        The values are there before their records are taken: who is cancelled meanwhile has taken none. Raises
-        ClaimCheckError for the first record; one further back ends the list before it.
+        Values are resolved before their records are taken: a call that is cancelled in between has taken none. Raises
+        ClaimCheckError for the first record; for a later one, the list ends before it.
         """
 
         async def take() -> list[Any] | None:
@@ -132,9 +132,9 @@ class AsyncCoordinatedConsumer:
         return await self._until_taken(take, timeout_s) or []
 
     async def _until_taken(self, take: Callable[[], Awaitable[T | None]], timeout_s: float) -> T | None:
-        """Take from batches as they come; None if there is nothing in time."""
+        """Take from batches as they arrive; None if nothing arrives in time."""
         deadline = clock_s() + timeout_s
-        await self._tell()  # what is left, if the handler has raised
+        await self._tell()  # the remaining events, if the handler has raised
         taken = await take()
         while taken is None and not (self._filling is None and self._started._is_over):
             await self._filled(max(0.0, deadline - clock_s()))
@@ -152,51 +152,53 @@ class AsyncCoordinatedConsumer:
                 failure = error
                 break
         if self._filling or batch is not self._started._batch:
-            return []  # somebody else reads, too
+            return []  # another task is reading, too
         return self._started._take_resolved(found, failure)
 
     def _take(self) -> Any:
-        """The next record of the batch in hand; the claim is asked here, where nothing comes between."""
+        """The next record of the current batch; the claim is checked here, with nothing in between."""
         return None if self._filling else self._started._batch.take(clock_s())
 
     async def _filled(self, timeout_s: float) -> None:
-        """Let the thread open a batch, which goes on when we are cancelled; what happened meanwhile is told."""
+        """Let the thread open a batch, which continues if we are cancelled; then deliver the events that have
+        occurred.
+        """
         await asyncio.shield(self._fill(timeout_s))
         self._filling = None
         await self._tell()
         self._started._begin_batch()
 
     async def commit(self, record: Any) -> None:
-        """The record is processed, or each of a list, or of an Arrow batch or a part of one; in any order."""
+        """Mark as processed a record, each record of a list, or an Arrow batch or part of one; in any order."""
         self._commit(record)
 
     async def run(self, handler: Callable[[Any], Awaitable[object]]) -> None:
-        """As `CoordinatedConsumer.run`, with a coroutine function; begins and closes the consumer."""
+        """Like `CoordinatedConsumer.run`, with a coroutine function; starts and closes the consumer."""
         async with self:
             await _Run(self, handler, handler).run()
 
     async def run_batches(self, handler: Callable[[list[Any]], Awaitable[object]], most: int = 500) -> None:
-        """As `CoordinatedConsumer.run_batches`, with a coroutine function; begins and closes the consumer."""
+        """Like `CoordinatedConsumer.run_batches`, with a coroutine function; starts and closes the consumer."""
         async with self:
             self._started._refuse_batches(most)
             await _Run(self, handler, lambda record: handler([record]), most).run()
 
-    # -- places and claims, as those of CoordinatedConsumer
+    # -- positions and claims, as in CoordinatedConsumer
 
     async def pause(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Hand out nothing of a partition, a topic, or anything."""
+        """Hand out nothing of a partition, of a topic, or at all."""
         await self._call(self._started.pause, topic, partition)
 
     async def resume(self, topic: str | None = None, partition: int | None = None) -> None:
-        """End what `pause` began with the same words; without any, all of it."""
+        """End a `pause` with the same arguments; without arguments, end all."""
         await self._call(self._started.resume, topic, partition)
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Set the group's position in a partition that is held, for good."""
+        """Permanently set the group's position in a held partition."""
         await self._call(self._started.seek, topic, partition, offset)
 
     async def offsets_for_times(self, times: Mapping[tuple[str, int], datetime]) -> dict[tuple[str, int], int]:
-        """Of each partition the offset of the first record from that time on, or behind the last one."""
+        """For each partition, the offset of the first record from that time on, or the end if there is none."""
         return await self._call(self._started.offsets_for_times, times)
 
     def position(self, topic: str, partition: int) -> int | None:
@@ -204,43 +206,43 @@ class AsyncCoordinatedConsumer:
         return self._started.position(topic, partition)
 
     def claims(self) -> dict[tuple[str, int], int]:
-        """What is held, with the fencing token of each claim."""
+        """The held partitions, with the fencing token of each claim."""
         return self._started.claims()
 
     def release(self, topic: str, partition: int) -> None:
-        """Give a partition up for others to claim."""
+        """Give up a partition for others to claim."""
         self._started.release(topic, partition)
 
     def lag(self) -> dict[tuple[str, int], int]:
-        """Records that wait in each held partition."""
+        """The number of waiting records in each held partition."""
         return self._started.lag()
 
     def ages(self) -> dict[tuple[str, int], float]:
-        """Of each held partition how many seconds ago the record that is handed out next was written."""
+        """For each held partition, how many seconds ago the next record to be handed out was written."""
         return self._started.ages()
 
     def open_records(self) -> dict[tuple[str, int], Open]:
-        """Of each held partition what is handed out and not committed."""
+        """For each held partition, what is handed out and not committed."""
         return self._started.open_records()
 
     def statistics(self) -> Statistics:
-        """What was done so far."""
+        """Statistics since the start."""
         return self._started.statistics()
 
     # -- the end
 
     def stop(self) -> None:
-        """Let `run`, or a loop over the consumer, end after the record in hand. From any thread or signal handler."""
+        """Let `run`, or a loop over the consumer, end after the current record. From any thread or signal handler."""
         self._stopping = True
         if self._consumer is not None:
             self._consumer.stop()
 
     async def close(self, *, release: bool = True) -> None:
-        """As `CoordinatedConsumer.close`."""
+        """Like `CoordinatedConsumer.close`."""
         consumer = self._consumer
         if consumer is not None:
             consumer.stop()
-            if self._closing is None:  # from now on the thread does it, whatever is cancelled
+            if self._closing is None:  # from now on the thread does this, whatever is cancelled
                 self._closing = self._executor.submit(lambda: consumer.close(release=release))
                 self._closing.add_done_callback(lambda _: self._executor.shutdown(wait=False))
             await _finished(self._closing)
@@ -251,7 +253,7 @@ class AsyncCoordinatedConsumer:
     # -- parts
 
     async def _resolve(self, record: Any) -> Any:
-        """With its value, which another thread waits for."""
+        """The record with its value, which another thread fetches."""
         checks = self._started._claim_checks
         if checks is None or not checks.applies_to(record):
             return record
@@ -260,20 +262,20 @@ class AsyncCoordinatedConsumer:
     @property
     def _started(self) -> CoordinatedConsumer:
         if self._consumer is None:
-            raise RuntimeError("the consumer has not begun: use `async with`")
+            raise RuntimeError("the consumer has not been started: use `async with`")
         return self._consumer
 
     def _fill(self, timeout_s: float) -> asyncio.Future[None]:
-        """Let the thread wait for records and open a batch of them; it is the thread's until that is done."""
+        """Let the thread wait for records and open a batch, which belongs to the thread until done."""
         if self._filling is None:
-            loop = asyncio.get_running_loop()  # in this moment: the consumer may be closed in the next
+            loop = asyncio.get_running_loop()  # right now: the consumer may be closed next
             self._filling = loop.run_in_executor(self._executor, self._started._open_batch, timeout_s)
         return self._filling
 
     def _commit(self, record: Any) -> None:
         if self._filling is None:
             self._started.commit(record)
-        else:  # the batch in hand is the thread's now
+        else:  # the current batch belongs to the thread now
             self._started._finish(record)
 
     async def _call(self, function: Callable[..., T], *given: Any) -> T:
@@ -283,7 +285,7 @@ class AsyncCoordinatedConsumer:
         while self._events:
             event = self._events.popleft()
             end = self._end_of(event) if isinstance(event, Claimed) else None
-            if end is not None:  # it was over before anybody could be told
+            if end is not None:  # the claim ended before it could be announced
                 self._events.remove(end)
                 continue
             told = None if self._on_event is None else self._on_event(event)
@@ -297,12 +299,14 @@ class AsyncCoordinatedConsumer:
 
 
 async def _finished(future: Future[T]) -> T:
-    """Wait for what a thread makes; the thread goes on when we are cancelled."""
+    """Wait for a thread's result; the thread continues if we are cancelled."""
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
 class _Run:
-    """One run: records to a coroutine function, `workers` at once, or lists of `most` at most. As `handling.Run`."""
+    """One run: gives records to a coroutine function, `workers` at once, or lists of up to `most`. See
+    `handling.Run`.
+    """
 
     def __init__(
         self,
@@ -327,7 +331,7 @@ class _Run:
                 began = clock_s()
                 try:
                     await self._handler(await self._resolved(offered))
-                except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+                except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
                     handling.took(began)
                     await asyncio.to_thread(handling.fail_offered, offered, error)
                 else:
@@ -382,14 +386,14 @@ class _Run:
         waiting: set[asyncio.Future[Any]] = {*self._running}
         now = clock_s()
         has_room = handling.queues.ready < AHEAD * self._workers
-        # Also without room at times, to look after the claims.
+        # Sometimes even without room, to look after the claims.
         if (has_room or now >= self._fill_at) and not self._consumer._started._is_over:
             self._fill_at = now + IDLE_S
             waiting.add(self._consumer._fill(wait_s))
         if waiting:
             await asyncio.wait(waiting, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         else:
-            await asyncio.sleep(wait_s)  # what is ready is paused
+            await asyncio.sleep(wait_s)  # everything ready is paused
         if self._consumer._filling is not None and self._consumer._filling.done():
             await self._consumer._filled(0)
             handling.tidy()
@@ -398,7 +402,7 @@ class _Run:
         began = clock_s()
         try:
             await self._single(await self._consumer._resolve(queued.record))
-        except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+        except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
             self._handling.took(began)
             await asyncio.to_thread(self._handling.fail, queued, error)
         else:
@@ -408,7 +412,7 @@ class _Run:
     async def _attempt_beside_others(self, queued: Any) -> None:
         try:
             await self._attempt(queued)
-        except BaseException as error:  # noqa: BLE001 - it ends the consumer: a task's error would be nobody's
+        except BaseException as error:  # noqa: BLE001 - it ends the consumer: a task's error would be lost
             self._handling.end(error)
 
     async def _flush(self) -> None:

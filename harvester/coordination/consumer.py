@@ -1,4 +1,4 @@
-"""Consumes partitions that are shared with other consumers through the coordination topic.
+"""Consumes partitions shared with other consumers through the coordination topic.
 
     settings = ConsumerSettings(kafka={"bootstrap.servers": "…"}, group="billing", topics=("orders",))
     with CoordinatedConsumer(settings) as consumer:
@@ -6,13 +6,13 @@
             …
             consumer.commit(record)
 
-or, with a function that is given each record, `CoordinatedConsumer(settings).run(function)`; `handling` deals with what
-it raises.
+or, with a function that is called for each record, `CoordinatedConsumer(settings).run(function)`; `handling` deals with
+what it raises.
 
-The caller's thread fetches from Kafka (`fetcher`) and hands out; it asks the claim immediately before each record. All
-else is done by a thread of its own (`session`). At least once a record counts as processed by `commit`; at most once
-(`at_most_once`) it counts before it is handed out, and `commit` does nothing. Kafka's own group offsets follow, one
-more than the last offset, for tools that show lag.
+The caller's thread fetches from Kafka (`fetcher`) and hands out; it checks the claim immediately before each record. A
+separate thread does everything else (`session`). At least once, a record counts as processed when it is committed; at
+most once (`at_most_once`), it counts before it is handed out, and `commit` does nothing. Kafka's own group offsets
+follow, one more than the last processed offset, for tools that show lag.
 """
 
 from __future__ import annotations
@@ -46,20 +46,19 @@ from harvester.errors import BrokerUnavailable, ClaimCheckError, ConfigurationEr
 if TYPE_CHECKING:
     import pyarrow
 
-_OPEN_S = 0.1  # how long a batch is handed out before all else is looked after
+_OPEN_S = 0.1  # how long a batch is handed out before everything else is attended to
 _IDLE_S = 0.1
-_SHORTEST_S = 0.001  # that the client waits
-_WAIT_S = 0.05  # for records, before the claims are looked at again
+_SHORTEST_S = 0.001  # for the client to wait
+_WAIT_S = 0.05  # for records, before the claims are checked again
 
 
 class Turns:
-    """Chooses the batch that is handed out next: each partition in turn, as its claim allows.
+    """Chooses the batch to hand out next: each partition in turn, as its claim allows.
 
-    At least once a batch is all that was fetched of a partition, as far as there is room for it (P43:
-    `max_open_records`); it is handed out until the claim has to be renewed. At most once it is what has become ours for
-    ever. It is proposed while the one before it is in hand, so that nobody waits for the coordination topic, and not
-    earlier: what dies with the process is the rest of one batch of a partition, and the next. Belongs to the consumer's
-    thread.
+    At least once, a batch is everything fetched of a partition for which there is room (P43: `max_open_records`); it is
+    handed out until the claim has to be renewed. At most once, it is what has permanently become ours. It is proposed
+    while the previous batch is being handed out, so that nothing waits for the coordination topic, but not earlier:
+    what dies with the process is the rest of one batch of a partition, and the next. For the consumer's thread only.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Turns:
         self._pace = settings.pace
 
     def after(self, before: RecordBatch) -> RecordBatch:
-        """The next one; of the one before, what was not handed out comes again. An empty one if there is none."""
+        """The next batch; what was not handed out of the previous one comes again. An empty batch if there is none."""
         now = clock_s()
         with self._session.lock:
             if self._session.error is not None:
@@ -84,7 +83,7 @@ class Turns:
         return batch
 
     def begin(self, batch: RecordBatch) -> None:
-        """The turn of a batch that was opened a while ago begins now, if nothing has ended it meanwhile."""
+        """The turn of a batch opened earlier begins now, unless something has ended it in the meantime."""
         with self._session.lock:
             if batch.ended or batch is NOTHING or self._session.error is not None:
                 return
@@ -116,8 +115,8 @@ class Turns:
         if buffer is not None and buffer.batch is before:
             left = buffer.lay_down()
             if buffer.stopping_at is not None:
-                left = None  # it is given back
-        else:  # the claim is lost: what is ours stays ours, but for what was given back
+                left = None  # it has been given back
+        else:  # the claim is lost: what is ours stays ours, except what was given back
             left = RecordBatch(before.place, before.rest) if before.rest else None
         if left is not None:
             session.owned.appendleft(left)
@@ -132,7 +131,7 @@ class Turns:
         return NOTHING
 
     def _propose(self, now: float) -> None:
-        """At most once: of each partition a batch, if none waits already."""
+        """At most once: propose a batch for each partition, unless one is already waiting."""
         session = self._session
         waiting = {batch.place for batch in session.owned}
         for place, buffer in tuple(session.buffer.items()):
@@ -143,20 +142,21 @@ class Turns:
             last_offset = buffer.propose(self._settings.batch_records)
             if last_offset is not None:
                 session.tell(place, BatchWaiting(last_offset))
-                if session.holding(place).batch is None:  # nothing came of it
+                if session.holding(place).batch is None:  # it came to nothing
                     buffer.proposed = 0
 
 
 def at_least_one(most: int) -> None:
-    """Refuse to make lists that hold nothing."""
+    """Reject an empty list size."""
     if most < 1:
-        raise ValueError(f"a list has one record at least, not {most}")
+        raise ValueError(f"a list has at least one record, not {most}")
 
 
 class CoordinatedConsumer:
-    """Consumes what it claims; made from settings, or from their keyword arguments.
+    """Consumes what it claims; created from settings, or from their keyword arguments.
 
-    All but `stop`, `claims`, `lag`, `ages`, `open_records` and `statistics` belong to one thread.
+    All methods except `stop`, `claims`, `lag`, `ages`, `open_records` and `statistics` belong to one thread. `on_event`
+    is called in that thread with the events of claims (`events`).
 
     `on_event` is told what happens to the claims (`events`), in that thread.
     """
@@ -167,7 +167,7 @@ class CoordinatedConsumer:
         if settings is None:
             settings = ConsumerSettings(**given)
         elif given:
-            raise TypeError(f"settings are given, and {', '.join(given)} as well")
+            raise TypeError(f"both settings and {', '.join(given)} are given")
         settings.check_subscription()
         self.settings = settings
         self.client = Client.begin(settings.client_id or uuid4().hex[:12], uuid4().hex)
@@ -184,7 +184,7 @@ class CoordinatedConsumer:
         self._turns = Turns(settings, self._session, self._fetcher.is_paused)
         self._handling = Handling(settings, self.client.id, self._session, self._fetcher.is_paused)
         self._batch = NOTHING
-        self._records = 0  # of the batches before this one
+        self._records = 0  # of earlier batches
         self._stopping = self._closing = False
         self._mirror_at = self._look_at = self._attend_at = 0.0
         self._session.start()
@@ -192,9 +192,10 @@ class CoordinatedConsumer:
     # -- records
 
     def run(self, handler: Callable[[Any], object]) -> None:
-        """Give each record to the handler, and commit it when that returns; until `stop`, or `on_error` ends it.
+        """Give each record to the handler, and commit it when that returns; until `stop` is called or `on_error` ends
+        it.
 
-        Closes the consumer, whatever ended it. With several `workers` the handler runs in threads of theirs.
+        Closes the consumer in any case. With several `workers` the handler runs in their threads.
         """
         with self:
             self._run(handler, handler, self.settings.workers).run(self._offers(self._handling.wait_s))
@@ -205,21 +206,22 @@ class CoordinatedConsumer:
         return records if self._claim_checks is None else map(self._claim_checks.resolve, records)
 
     def poll(self, timeout_s: float) -> Any:
-        """The next record that may be processed, or None. Raises what ended the coordination."""
+        """The next record that may be processed, or None. Raises the error that ended the coordination."""
         record = self._next(timeout_s)
         return record if record is None or self._claim_checks is None else self._claim_checks.resolve(record)
 
     def consume(self, most: int, timeout_s: float) -> list[Any]:
-        """So many records at most, of any partitions; waits for the first one, and takes what has come with it.
+        """Up to `most` records of any partitions; waits for the first one, and returns those that have arrived with it.
 
-        Half as many are enough if no more have come of a partition: lists of one partition are committed quickest.
-        Raises ValueError where none are asked for.
+        Half as many suffice if a partition has no more: lists of a single partition are committed fastest. Raises
+        ValueError if `most` is less than 1.
         """
         at_least_one(most)
         return self._consume(most, timeout_s) if self._claim_checks is None else self._resolved(most, timeout_s)
 
     def consume_arrow(self, most: int, timeout_s: float) -> pyarrow.RecordBatch:
-        """The same as a `pyarrow.RecordBatch`; needs the extra `[arrow]`, raises ConfigurationError without it.
+        """Like `consume`, but returns a `pyarrow.RecordBatch`; requires the extra `[arrow]`, otherwise
+        ConfigurationError.
 
         Columns: topic, partition, offset, timestamp, key, value, and headers, a list of structs of key and value.
         """
@@ -228,7 +230,7 @@ class CoordinatedConsumer:
         return record_batch(self.consume(most, timeout_s))
 
     def _consume(self, most: int, timeout_s: float) -> list[Any]:
-        """Events are told before the first record is taken, and not again: their handler may raise."""
+        """Events are delivered before the first record is taken, and not later: their handler may raise."""
         records = self._batch.take_some(most, clock_s()) if clock_s() < self._attend_at else []
         if not records:
             first = self._poll(timeout_s)
@@ -245,9 +247,9 @@ class CoordinatedConsumer:
         return records
 
     def _resolved(self, most: int, timeout_s: float) -> list[Any]:
-        """The same with values that may lie in a store, which are there before their records are taken.
+        """Like `_consume`, with values from a store, which are resolved before their records are taken.
 
-        Raises ClaimCheckError for the first record; one further back ends the list before it.
+        Raises ClaimCheckError for the first record; for a later one, the list ends before it.
         """
         assert self._claim_checks is not None
         if not self._batch.is_open(clock_s()):
@@ -261,14 +263,14 @@ class CoordinatedConsumer:
         return self._take_resolved(found, failure)
 
     def _take_resolved(self, found: list[Any], failure: ClaimCheckError | None) -> list[Any]:
-        """Takes the next records of the batch, of which these have their values; raises `failure` if there are none."""
-        self._begin_batch()  # the store may have taken its time
+        """Take the next records of the batch, given with their values; raises `failure` if there are none."""
+        self._begin_batch()  # the store may have been slow
         if failure is not None and not found and self._batch.take(clock_s()) is not None:
             raise failure
         return found[: len(self._batch.take_some(len(found), clock_s()))]
 
     def run_batches(self, handler: Callable[[list[Any]], object], most: int = 500) -> None:
-        """As `run`, with lists of so many records at most. When it raises, each record is given to it alone."""
+        """Like `run`, with lists of up to `most` records. If the handler raises, it is given each record separately."""
         self._refuse_batches(most)
         with self:
             self._run(handler, lambda record: handler([record]), 1).run(self._offer_batches(most))
@@ -276,45 +278,47 @@ class CoordinatedConsumer:
     def _refuse_batches(self, most: int) -> None:
         at_least_one(most)
         if self.settings.workers > 1:
-            raise ConfigurationError([Problem("workers", "is more than 1, and batches are handled one by one", "1")])
+            raise ConfigurationError([Problem("workers", "is more than 1, but batches are handled one by one", "1")])
 
     def commit(self, record: Any) -> None:
-        """The record is processed, or each of a list, or of an Arrow batch or a part of one; in any order."""
+        """Mark as processed a record, each record of a list, or an Arrow batch or part of one; in any order."""
         if not (self._batch.finish_some(record) if isinstance(record, list) else self._batch.finish(record)):
             self._finish(record)
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Hand out nothing of a partition, a topic, or anything; the claims are kept. It outlasts the claim."""
+        """Hand out nothing of a partition, of a topic, or at all; claims are kept. Stays in effect when a claim
+        ends.
+        """
         self._fetcher.pause(topic, partition)
         self._batch.end()
         self._announce(Paused(topic, partition))
 
     def resume(self, topic: str | None = None, partition: int | None = None) -> None:
-        """End what `pause` began with the same words; without any, all of it."""
+        """End a `pause` with the same arguments; without arguments, end all."""
         self._fetcher.resume(topic, partition)
         self._announce(Resumed(topic, partition))
 
-    # -- places
+    # -- positions
 
     def position(self, topic: str, partition: int) -> int | None:
-        """The offset that is handed out next; None for a partition that is not held, or whose position is not known."""
+        """The next offset to be handed out; None if the partition is not held, or its position is unknown."""
         with self._session.lock:
             buffer = self._session.buffer.get(self._place(topic, partition))
             return None if buffer is None or not buffer.assigned else buffer.position
 
     def offsets_for_times(self, times: Mapping[tuple[str, int], datetime]) -> dict[tuple[str, int], int]:
-        """Of each partition the offset of the first record from that time on, or behind the last one.
+        """For each partition, the offset of the first record from that time on, or the end if there is none.
 
-        Left out is what has no answer now. Raises BrokerUnavailable.
+        Partitions without an answer at the moment are left out. Raises BrokerUnavailable.
         """
         asked = {self._place(*where): round(at.timestamp() * 1000) for where, at in times.items()}
         return {(place.topic, place.partition): offset for place, offset in self._offsets.at_times(asked).items()}
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Set the group's position in a partition that is held, as `harvester claims set-position` does, for good.
+        """Permanently set the group's position in a held partition, as `harvester claims set-position` does.
 
-        The claim ends (`Lost`), and the next one, mostly ours, begins there. Raises ValueError if it is not held,
-        BrokerUnavailable if that may not have been heard.
+        The claim ends (`Lost`), and the next one, usually ours, begins there. Raises ValueError if the partition is not
+        held, BrokerUnavailable if the message may not have arrived.
         """
         place, deadline = self._place(topic, partition), clock_s() + 2 * self.settings.heartbeat_interval_s
         with self._session.lock:
@@ -322,7 +326,7 @@ class CoordinatedConsumer:
             if buffer is None or self._session.ended.is_set():
                 raise ValueError(f"{topic}[{partition}] is not held")
             arrived = self._session.write(setting_position(place, offset))
-        # The claim may end for another reason, before the message has arrived.
+        # The claim may end for another reason before the message has arrived.
         while not arrived.done() or self._session.buffer.get(place) is buffer:
             if clock_s() > deadline or self._session.ended.wait(_SHORTEST_S):
                 break
@@ -332,26 +336,30 @@ class CoordinatedConsumer:
     # -- claims
 
     def claims(self) -> dict[tuple[str, int], int]:
-        """What is held, with the fencing token of each claim, for whatever the records change."""
+        """The held partitions, with the fencing token of each claim, to protect whatever the records change."""
         with self._session.lock:
             held = {} if self._session.ended.is_set() else self._session.claims()
         return {(place.topic, place.partition): generation for place, generation in held.items()}
 
     def release(self, topic: str, partition: int) -> None:
-        """Give a partition up for others to claim; we do not for 2 intervals. With whole topics, the topic."""
+        """Give up a partition for others to claim; this consumer does not claim it for 2 intervals. With whole topics:
+        the topic.
+        """
         place = self._place(topic, 0 if self.settings.whole_topics else partition)
         with self._session.lock:
             if place in self._session.buffer:
                 self._session.tell(place, ReleaseClaim("on request"))
 
     def lag(self) -> dict[tuple[str, int], int]:
-        """Records that wait in each held partition, as of the last fetch; none once it is closed."""
+        """The number of waiting records in each held partition, as of the last fetch; empty once the consumer is
+        closed.
+        """
         return {(place.topic, place.partition): behind for place, behind in self._lag().items()}
 
     def ages(self) -> dict[tuple[str, int], float]:
-        """Of each held partition how many seconds ago the record that is handed out next was written, if one has come.
+        """For each held partition with a record to hand out next: how many seconds ago that record was written.
 
-        By the record's timestamp, and so by the clock of whoever wrote it.
+        According to the record's timestamp, and so to its writer's clock.
         """
         with self._session.lock:
             waiting = {place: buffer.next_record for place, buffer in self._session.buffer.items()}
@@ -363,14 +371,14 @@ class CoordinatedConsumer:
         return ages
 
     def open_records(self) -> dict[tuple[str, int], Open]:
-        """Of each held partition what is handed out and not committed, if anything is; at most once nothing ever."""
+        """For each held partition, what is handed out and not committed, if anything; always empty at most once."""
         now = clock_s()
         with self._session.lock:
             found = {place: buffer.open(now) for place, buffer in self._session.buffer.items()}
         return {(place.topic, place.partition): each for place, each in found.items() if each is not None}
 
     def statistics(self) -> Statistics:
-        """What was done so far."""
+        """Statistics since the start."""
         handling = self._handling
         return replace(
             self._session.statistics(self._records + self._batch.given),
@@ -382,27 +390,27 @@ class CoordinatedConsumer:
     # -- the end
 
     def stop(self) -> None:
-        """Let `run`, or a loop over the consumer, end after the record in hand. From any thread or signal handler."""
+        """Let `run`, or a loop over the consumer, end after the current record. From any thread or signal handler."""
         self._stopping = True
         self._batch.end()
 
     def close(self, *, release: bool = True) -> None:
-        """Stop. With `release` everything is handed over behind what is committed, or at most once was handed out.
+        """Stop. With `release`, hand everything over after what is committed or, at most once, was handed out.
 
-        Without it the claims run out, or are taken up by the next life of this client id; at most once, what is left of
-        the last batches is then never processed.
+        Without it, the claims expire, or the next life of this client id takes them up; at most once, the rest of the
+        last batches is then never processed.
         """
         if self._closing:
             return
         self._closing = True
-        with ExitStack() as last:  # the last one first, and each whatever the others raise
+        with ExitStack() as last:  # in reverse order, each even if others raise
             last.callback(self._announce_changes)
             last.callback(self._handling.close)
             last.callback(self._fetcher.close)
             last.callback(self._offsets.close)
             last.callback(self._replace_batch, NOTHING)
             last.callback(self._session.stop, release=release)
-            self._offsets.mirror(self._session.processed(), unanswered=2)  # others may write them after the release
+            self._offsets.mirror(self._session.processed(), unanswered=2)  # others may write offsets after the release
 
     def _announce_changes(self) -> None:
         while self._session.changes:
@@ -423,7 +431,7 @@ class CoordinatedConsumer:
         return self._stopping or self._session.ended.is_set()
 
     def _offers(self, wait_s: Callable[[], float]) -> Iterator[Any]:
-        """Records, and None when none has come for so long."""
+        """Records, and None whenever none has arrived for `wait_s()`."""
         while not self._is_over:
             record = self._poll(wait_s())
             yield record
@@ -435,12 +443,12 @@ class CoordinatedConsumer:
             yield self._consume(most, self._handling.wait_s()) or None
 
     def _next(self, timeout_s: float) -> Any:
-        """The next record as it was consumed, or None."""
+        """The next record as consumed from Kafka, or None."""
         record = self._batch.take(clock_s())
         return self._poll(timeout_s) if record is None else record
 
     def _finish(self, given: Any) -> None:
-        """Commit what is not the next to be; from any thread."""
+        """Commit records out of order; from any thread."""
         if self.settings.at_most_once:
             return
         if hasattr(given, "schema"):
@@ -451,7 +459,7 @@ class CoordinatedConsumer:
             offsets = defaultdict(list)
             for record in given:
                 offsets[record.topic(), record.partition()].append(record.offset())
-        else:  # behind a record that waits all go this way
+        else:  # all records behind a waiting one take this path
             offsets = {(given.topic(), given.partition()): [given.offset()]}
         with self._session.lock:
             for where, processed in offsets.items():
@@ -460,7 +468,7 @@ class CoordinatedConsumer:
                     buffer.finish(*processed)
 
     def _run(self, handler: Callable[[Any], object], single: Callable[[Any], object], workers: int) -> Run:
-        if self._claim_checks is not None:  # within each try, so that on_error says what a failure leads to
+        if self._claim_checks is not None:  # within each attempt, so that on_error decides what follows a failure
             handler, single = self._claim_checks.resolving(handler), self._claim_checks.resolving(single)
         return Run(
             self._handling, handler, single,
@@ -478,7 +486,9 @@ class CoordinatedConsumer:
         return record
 
     def _open_batch(self, timeout_s: float) -> None:
-        """Do what is due, and have a batch with records, after waiting for them at most so long. Takes none of them."""
+        """Do what is due, and open a batch with records after waiting for them up to `timeout_s`. Takes none of
+        them.
+        """
         deadline = clock_s() + timeout_s
         fetched = False
         while not self._is_over:
@@ -491,11 +501,11 @@ class CoordinatedConsumer:
             fetched = True
 
     def _begin_batch(self) -> None:
-        """Hand out what was opened a while ago."""
+        """Start handing out what was opened earlier."""
         self._turns.begin(self._batch)
 
     def _attend(self) -> None:
-        """What is due besides records."""
+        """Do what is due apart from records."""
         self._attend_at = clock_s() + _OPEN_S
         for event in self._fetcher.follow():
             self._announce(event)
@@ -504,7 +514,7 @@ class CoordinatedConsumer:
         now, interval_s = clock_s(), self.settings.heartbeat_interval_s
         if now >= self._look_at:
             self._look_at = now + interval_s
-            topics = self._fetcher.topics()  # partitions may have been added, and topics made
+            topics = self._fetcher.topics()  # partitions may have been added, and topics created
             if topics is not None:
                 self._session.consume(topics)
             self._give_up_what_falls_behind()
@@ -515,7 +525,7 @@ class CoordinatedConsumer:
             self._offsets.mirror(self._session.processed())
 
     def _lag(self) -> dict[GroupPartition, int]:
-        """By the ends that came with the last fetch: to ask for one is to wait half a second behind a fetch."""
+        """Uses the ends received with the last fetch: requesting one would wait up to half a second behind a fetch."""
         behind: dict[GroupPartition, int] = {}
         for place, last_offset in self._session.processed().items():
             bounds = self._fetcher.bounds(place)
@@ -526,7 +536,7 @@ class CoordinatedConsumer:
         return behind
 
     def _give_up_what_falls_behind(self) -> None:
-        """One partition at a time, if a client that holds less is present; else letting go would only make it wait."""
+        """One partition at a time, if a client that holds less is present; otherwise giving up would only delay it."""
         for place, behind in self._lag().items():
             buffer = self._session.buffer.get(place)
             if buffer is None:
@@ -543,7 +553,7 @@ class CoordinatedConsumer:
     def _replace_batch(self, batch: RecordBatch) -> RecordBatch:
         self._records += self._batch.given
         self._batch = batch
-        if self._stopping:  # `stop` ends the batch that it finds
+        if self._stopping:  # `stop` ends the current batch
             batch.end()
         return batch
 

@@ -1,11 +1,12 @@
-"""Dead letters: records that no handler took, and the topic that they stand in.
+"""Dead letters: records that no handler accepted, and the topic that holds them.
 
-Value and headers are the record's own. One more header, the last of its name, says in JSON where the record comes from
-and why it is there. The key is the record's place and a digest of it, not its own key: so the topic can be compacted,
-holds each record once however often it was given up, and loses those that are settled, for which a record without a
-value stands. The digest tells it from a record that has the same place in a topic that was deleted and made anew.
+Value and headers are the record's own. An additional header, the last of its name, states in JSON where the record
+comes from and why it is here. The key consists of the record's place and a digest of it, not of its own key: so the
+topic can be compacted, holds each record once however often it was given up, and loses settled ones, which are marked
+by a record without a value. The digest distinguishes it from a record with the same place in a topic that was deleted
+and recreated.
 
-What concerns one of them is pure; the topic's part is thin.
+Operations on a single dead letter are pure; those on the topic are thin.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class DeadLetter:
 
     @property
     def place(self) -> str:
-        """Topic, partition and offset in one word, as people and commands name a dead letter."""
+        """Topic, partition and offset in one word, which identifies a dead letter in commands and output."""
         return f"{self.topic}/{self.partition}/{self.offset}"
 
     @property
@@ -75,10 +76,10 @@ class DeadLetter:
         return self.letter_key, self.value or b"", own
 
     def redriven(self) -> Headers:
-        """Its headers when it goes back to its topic.
+        """Its headers for going back to its topic.
 
-        What an inbox knows a record by is put aside, whatever the header is called: the id may count as seen since the
-        record was given up, and then nobody would process it.
+        The header by which an inbox recognises a record is removed, whatever its name: the id may count as seen since
+        the record was given up, and then nobody would process it.
         """
         return [
             (FORMER_ORIGIN if name == ORIGIN or decode_origin(value) is not None else name, value)
@@ -89,7 +90,7 @@ class DeadLetter:
 def dead_letter(
     record: Any, *, group: str, client: str, error: BaseException, attempts: int, now_ms: int
 ) -> DeadLetter:
-    """Of a consumed message."""
+    """Create the dead letter of a consumed message."""
     kind, timestamp_ms = record.timestamp()
     text = f"{type(error).__name__}: {error}"
     return DeadLetter(
@@ -101,7 +102,7 @@ def dead_letter(
 
 
 def decode(value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None) -> DeadLetter | None:
-    """The dead letter in a record of the topic; None for a settled one, and for a record of somebody else."""
+    """The dead letter in a record of the topic; None for a settled one, and for a record from elsewhere."""
     given = list(headers or ())
     at = max((number for number, (name, _) in enumerate(given) if name == HEADER), default=None)
     if value is None or at is None:
@@ -131,17 +132,17 @@ _TURN_S = 0.1
 _SILENCE_S = 30.0
 _DELIVERY_MS = 30_000
 _FETCHED = 1000
-_LARGEST_BYTES = 16 * 1024 * 1024  # with the header that is added, a record may be larger than its own topic takes
-_REDRIVEN = 2_000  # in one transaction: before each of them the topic is read
+_LARGEST_BYTES = 16 * 1024 * 1024  # with the added header, a record may exceed the limit of its own topic
+_REDRIVEN = 2_000  # per transaction; the topic is read before each one
 _WRITING = {
     "acks": "all", "enable.idempotence": True, "linger.ms": 0, "delivery.timeout.ms": _DELIVERY_MS,
     "allow.auto.create.topics": False, "message.max.bytes": _LARGEST_BYTES,
-    "partitioner": "murmur2_random",  # all have to agree: what settles a record stands in its partition
+    "partitioner": "murmur2_random",  # the same everywhere: a record is settled in its own partition
 }  # fmt: skip
 
 
 def ensure_dead_letter_topic(name: str, options: Mapping[str, Any]) -> None:
-    """Makes the topic if it is missing; one that exists may have any settings. Raises BrokerError."""
+    """Create the topic if it is missing; an existing one may have any settings. Raises BrokerError."""
     admin = AdminClient({**options, **SILENT})
     try:
         metadata = admin.list_topics(timeout=_TIMEOUT_S)
@@ -151,23 +152,23 @@ def ensure_dead_letter_topic(name: str, options: Mapping[str, Any]) -> None:
         config = {**kept, "cleanup.policy": "compact", "max.message.bytes": str(_LARGEST_BYTES)}
         answer(admin.create_topics([NewTopic(name, 1, replicas, config=config)])[name], _TIMEOUT_S)
     except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer was quicker
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer was faster
             raise _failed(name, error.args[0]) from error
 
 
 class DeadLetterWriter:
-    """Puts records into the dead-letter topic. From several threads at once."""
+    """Writes records into the dead-letter topic. For several threads at once."""
 
     def __init__(self, topic: str, options: Mapping[str, Any]) -> None:
         self._topic, self._options = topic, {**options, **_WRITING}
         self._producer = Producer(self._options)
-        self._lock = threading.Lock()  # around its replacement
+        self._lock = threading.Lock()  # guards its replacement
 
     def send(self, letter: DeadLetter) -> None:
-        """Returns when it is there. Raises BrokerUnavailable, which may pass, or BrokerError."""
+        """Returns when the letter has arrived. Raises BrokerUnavailable, which may be temporary, or BrokerError."""
         producer = getattr(self, "_producer", None)
         if producer is None:
-            raise BrokerUnavailable(f"{letter.place} is no dead letter: the consumer is closed")
+            raise BrokerUnavailable(f"{letter.place} was not written as a dead letter: the consumer is closed")
         answers: list[tuple[KafkaError | None, bool]] = []
         try:
             _produce(producer, self._topic, letter, lambda error, sent: answers.append((error, _is_written(sent))))
@@ -184,13 +185,13 @@ class DeadLetterWriter:
             raise _inferred(self._topic)
 
     def _replace(self, failed: Producer) -> None:
-        """It may be one that never finds a broker again (P48)."""
+        """The client may never find a broker again (P48)."""
         with self._lock:
             if getattr(self, "_producer", None) is failed:
                 self._producer = Producer(self._options)
 
     def close(self) -> None:
-        """Wait a while for what another thread still sends."""
+        """Wait a while for what another thread is still sending."""
         with self._lock:
             producer = self.__dict__.pop("_producer", None)
         if producer is not None:
@@ -199,13 +200,13 @@ class DeadLetterWriter:
 
 
 class DeadLetterTopic:
-    """The dead-letter topic as a person sees it. Raises BrokerError and BrokerUnavailable; UnknownTopic."""
+    """The dead-letter topic, for people. Raises BrokerError and BrokerUnavailable; UnknownTopic."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name, self._options = name, {**options, **SILENT}
 
     def read(self, wanted: Callable[[DeadLetter], bool] = lambda _: True) -> list[DeadLetter]:
-        """Those that are not settled, up to the end as it is now; in the order of their places, so of their keys."""
+        """The unsettled letters up to the current end, ordered by their place, so by key order."""
         found: dict[bytes, DeadLetter] = {}
         with _Reading(self.name, self._options) as reading:
             for message in reading.messages():
@@ -216,23 +217,23 @@ class DeadLetterTopic:
         return sorted(found.values(), key=lambda each: (each.topic, each.partition, each.offset))
 
     def redrive(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Puts them back at the end of the partitions that they came from; returns those that were still there.
+        """Put them back at the end of their original partitions; returns those that still existed.
 
-        In transactions, so that a record goes back and is settled, or neither. Whoever redrives from this topic at the
-        same time is fenced. Each transaction has a producer of its own: the client may send the end of one again, late,
-        and that would end the next one of the same producer (P40).
+        In transactions, so that a record goes back and is settled, or neither. Any simultaneous redrive from this topic
+        is fenced. Each transaction has its own producer: the client may send the end of one again, late, and that would
+        end the next transaction of the same producer (P40).
         """
         asked = {letter.letter_key for letter in letters}
         back: list[DeadLetter] = []
         while some := self._move(asked):
             back += some
-            asked -= {letter.letter_key for letter in some}  # one that failed again meanwhile is another letter
+            asked -= {letter.letter_key for letter in some}  # one that failed again since is another letter
             if len(some) < _REDRIVEN:
                 break
         return back
 
     def _move(self, asked: Collection[bytes]) -> list[DeadLetter]:
-        """The next of those that are asked for and still there, in a transaction."""
+        """The next requested letters that still exist, in a transaction."""
         producer = Producer({**self._options, **_WRITING, "transactional.id": f"harvester-dead-{self.name}"})
         try:
             producer.init_transactions(_TIMEOUT_S * 3)
@@ -246,7 +247,7 @@ class DeadLetterTopic:
         return some
 
     def _commit(self, producer: Producer, letters: Sequence[DeadLetter]) -> None:
-        inferred: list[str] = []  # topics; what fails otherwise, the commit says
+        inferred: list[str] = []  # topics; other failures show at the commit
 
         def note(error: KafkaError | None, sent: Any) -> None:
             if error is None and not _is_written(sent):
@@ -258,18 +259,18 @@ class DeadLetterTopic:
                 _offer(producer, letter.topic, partition=letter.partition, key=letter.key, value=letter.value,
                        headers=letter.redriven(), on_delivery=note)  # fmt: skip
                 _offer(producer, self.name, key=letter.letter_key, value=None, on_delivery=note)
-            producer.flush()  # which ends with the time of a delivery
+            producer.flush()  # limited by the delivery timeout
             if inferred:
                 raise _inferred(inferred[0])
-            # Longer than a delivery: a commit that is given up while it waits for one cannot be aborted.
+            # Longer than a delivery: a commit that is given up while waiting for one cannot be aborted.
             producer.commit_transaction(_DELIVERY_MS / 1000 + _TIMEOUT_S)
         except (KafkaException, BrokerError):
             with contextlib.suppress(KafkaException):  # the first error says more
-                producer.abort_transaction(_TIMEOUT_S)  # or readers of the topic would wait for its timeout
+                producer.abort_transaction(_TIMEOUT_S)  # otherwise readers of the topic would wait for its timeout
             raise
 
     def discard(self, letters: Sequence[DeadLetter]) -> None:
-        """Settles them for good."""
+        """Settle them permanently."""
         problems: list[BrokerError] = []
 
         def note(error: KafkaError | None, sent: Any) -> None:
@@ -282,7 +283,7 @@ class DeadLetterTopic:
         try:
             for letter in letters:
                 _offer(producer, self.name, key=letter.letter_key, value=None, on_delivery=note)
-            producer.flush()  # which ends with the time of a delivery
+            producer.flush()  # limited by the delivery timeout
         except KafkaException as error:
             raise _failed(self.name, error.args[0]) from error
         finally:
@@ -302,8 +303,8 @@ def _refuse_homeless(client: Any, letters: Iterable[DeadLetter]) -> None:
     })  # fmt: skip
     if gone:
         raise BrokerError(
-            f"records cannot go back to {', '.join(gone)}, which is not there any more",
-            hint="make it again, or leave them out: `harvester dead discard` settles them for good",
+            f"records cannot go back to {', '.join(gone)}, which no longer exists",
+            hint="recreate it, or exclude them: `harvester dead discard` settles them permanently",
         )
 
 
@@ -313,7 +314,7 @@ class _Reading:
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._name = name
         self._client = Consumer({
-            **options, "group.id": "harvester-dead",  # demanded by the client; nothing joins
+            **options, "group.id": "harvester-dead",  # required by the client; nothing joins
             "enable.auto.commit": False, "auto.offset.reset": "error", "allow.auto.create.topics": False,
             "isolation.level": "read_committed", "enable.partition.eof": True,
         })  # fmt: skip
@@ -364,12 +365,14 @@ def _offer(producer: Producer, topic: str, **given: Any) -> None:
 
 
 def _is_written(sent: Any) -> bool:
-    """True if the broker has told the record's offset. Without one, the client infers that it was written (P45)."""
+    """Whether the broker has returned the record's offset. Without one, the client only infers that it was written
+    (P45).
+    """
     return sent.offset() is not None
 
 
 def _inferred(name: str) -> BrokerUnavailable:
-    text = f"the topic {name!r} has taken a record behind another, and the broker does not say where that one stands"
+    text = f"the topic {name!r} accepted a later record, but the broker did not return the offset of an earlier one"
     return BrokerUnavailable(text, hint="try again")
 
 

@@ -1,10 +1,10 @@
-"""What a coordinated consumer tells its application.
+"""The events that a coordinated consumer reports to its application.
 
-Events are delivered one at a time and in order, in the thread that iterates, polls or closes, while it does: so a
-handler may use what the records are used with, and the consumer too, but for closing it (`stop` does). `Claimed` comes
-before the first record of the claim. The others come when the thread returns to the consumer, at the latest a tenth of
-a second and one record after that; nothing waits for them. What a handler raises comes out of the call during which it
-was told.
+Events are delivered one at a time and in order, in the thread that iterates, polls or closes, while it does so: a
+handler may therefore use the same objects as the records' processing, and the consumer too, except for closing it
+(`stop` is allowed). `Claimed` comes before the first record of the claim. The others come when the thread returns to
+the consumer, at the latest a tenth of a second and one record later; nothing waits for them. What a handler raises is
+raised by the call during which the event was delivered.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The partition is ours. `generation` fences the writes of whoever held it before (`Inbox.open`): it grows with
-    each claim, also over a new coordination topic.
+    """The partition is ours. `generation` fences the writes of its previous holder (`Inbox.open`): it grows with each
+    claim, even across a new coordination topic.
     """
 
     topic: str
@@ -27,7 +27,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """It was given up in good order: what was committed is where the next holder begins."""
+    """It was given up in an orderly way: the next holder begins after what was committed."""
 
     topic: str
     partition: int
@@ -37,7 +37,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It is another's, or may be. What is in hand may be processed twice, at least once."""
+    """It belongs to another, or may. At least once, what is in hand may be processed twice."""
 
     topic: str
     partition: int
@@ -47,7 +47,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Nothing of it is handed out. Without a topic: of anything."""
+    """Nothing of it is handed out. Without a topic: nothing at all."""
 
     topic: str | None
     partition: int | None
@@ -63,7 +63,8 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """`max_open_records` are handed out from `offset` on, which is not committed: nothing more is, until it is.
+    """`max_open_records` are handed out from `offset` on, which is not committed: nothing more is handed out until it
+    is.
 
     `age_s`: how long ago the record at `offset` was handed out.
     """
@@ -77,7 +78,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Unblocked:
-    """The end of `Blocked`: the partition goes on."""
+    """The end of `Blocked`: the partition continues."""
 
     topic: str
     partition: int
@@ -85,9 +86,9 @@ class Unblocked:
 
 @dataclass(frozen=True, slots=True)
 class OutOfRange:
-    """Kafka no longer has the record at `offset`; the partition goes from `first` to before `end`.
+    """Kafka no longer has the record at `offset`; the partition now extends from `first` to just before `end`.
 
-    Consuming goes on at `resumed_at`: what lies between is never handed out. None: the consumer ends with an error.
+    Consuming continues at `resumed_at`: what is between is never handed out. None: the consumer ends with an error.
     """
 
     topic: str
@@ -100,9 +101,10 @@ class OutOfRange:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The handler raised `error` on the record for the last of `attempts` times; told before the record is committed.
+    """The handler raised `error` on the record in the last of `attempts` tries; delivered before the record is
+    committed.
 
-    `dead_letter`: whether it stands in the dead-letter topic; else it is skipped.
+    `dead_letter`: whether it was written to the dead-letter topic; otherwise it is skipped.
     """
 
     record: Any

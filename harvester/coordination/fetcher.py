@@ -1,8 +1,8 @@
-"""Fetches records of held partitions from Kafka, from the right offset on.
+"""Fetches records of held partitions from Kafka, starting at the right offset.
 
-Belongs to the consumer's thread, which waits neither for the group's coordinator nor for the ends of partitions: a
-thread of its own asks. Where a partition is begun, and what is done when its position is gone, is decided by
-`partition_buffer`; the client itself never moves a position.
+Used by the consumer's thread, which waits neither for the group coordinator nor for the ends of partitions: separate
+threads ask for these. `partition_buffer` decides where a partition begins, and what to do when its position no longer
+exists; the client itself never moves a position.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST_CALL_S = 8.0
 
 
 class Question(Generic[T]):
-    """A question to the brokers, one at a time. Belongs to one thread; `ask` is called from another one."""
+    """A request to the brokers, one at a time. Belongs to one thread; `ask` is called on another."""
 
     def __init__(self, ask: Callable[[Collection[GroupPartition]], T]) -> None:
         self._ask = ask
@@ -60,10 +60,10 @@ class Question(Generic[T]):
         try:
             return future.result()
         finally:
-            del future  # or an error would tie the client that was asked to its own traceback
+            del future  # otherwise an error's traceback would keep the client alive
 
     def close(self) -> None:
-        """Wait a while for the answer to what was asked last; until then the client that is asked goes on."""
+        """Wait a while for the answer to the last request; until then the client in use stays alive."""
         if self._thread is not None:
             self._thread.join(_LONGEST_CALL_S)
         self._future = None
@@ -74,7 +74,7 @@ def _answer(
 ) -> None:
     try:
         future.set_result(ask(places))
-    except Exception as error:  # noqa: BLE001 - the top frame of this thread; who takes the answer raises it
+    except Exception as error:  # noqa: BLE001 - the top frame of this thread; `take` raises it
         future.set_exception(error)
     finally:
         del future
@@ -84,10 +84,10 @@ _LEAST_S = 5.0
 
 
 class Stalls:
-    """Finds held partitions of which nothing comes, although there is something (`Standstill`).
+    """Finds held partitions that deliver nothing although there is something (`Standstill`).
 
-    The ends of partitions that come with what is fetched say nothing here, so `ends` asks for them, of all partitions
-    that are silent at once, and by another client: a question on the connection of a fetch waits behind it.
+    The ends of partitions that come with fetched records do not help here, so `ends` asks for them, for all silent
+    partitions at once, and through another client: a request on a fetch's connection waits behind the fetch.
     """
 
     def __init__(
@@ -97,9 +97,10 @@ class Stalls:
         self._standstill = Standstill[GroupPartition](max(2 * interval_s, _LEAST_S))
 
     def look(self, waiting: Mapping[GroupPartition, int], now: float) -> list[GroupPartition]:
-        """Once an interval. `waiting`: what the client reads next, for all places of which it had nothing just now.
+        """To be called once an interval. `waiting`: what the client reads next, for all places that delivered nothing
+        lately.
 
-        Returns those that stand still.
+        Returns those that have stalled.
         """
         known = dict(self._standstill.positions)
         for place in known.keys() - waiting.keys():
@@ -129,17 +130,17 @@ Committed = dict[GroupPartition, int | None]  # the next offset; None if the gro
 
 
 class Inquiry:
-    """Asks where the group stands in Kafka, for the claims that begin: only they wait while its coordinator is slow.
+    """Asks where the group stands in Kafka, for beginning claims: only they wait while its coordinator is slow.
 
-    One question for all of them at a time. If it has no answer, the next one is asked `again_s` later.
+    One request for all of them at a time. If it gets no answer, the next one is sent `again_s` later.
     """
 
     def __init__(self, ask: Callable[[Collection[GroupPartition]], Committed], again_s: float) -> None:
         self.question, self._again_s = Question(ask), again_s
-        self._answers: dict[PartitionBuffer, int | None] = {}  # an older claim's would be out of date
+        self._answers: dict[PartitionBuffer, int | None] = {}  # by claim: an older claim's would be out of date
         self._asked: list[PartitionBuffer] = []
         self._ask_at = 0.0
-        self._waits = False  # for an answer, which has been told
+        self._waits = False  # whether the wait for an answer was logged
 
     def look(self, begun: Iterable[PartitionBuffer]) -> dict[PartitionBuffer, int | None]:
         """The answers for these claims so far; asks for the others. Raises BrokerError if there never will be one."""
@@ -157,13 +158,13 @@ class Inquiry:
         except BrokerUnavailable as error:
             self._ask_at = clock_s() + self._again_s
             if not self._waits:
-                _LOGGER.warning("claims wait until it is known where the group stands: %s", error)
+                _LOGGER.warning("claims wait until the group's offsets are known: %s", error)
             self._waits = True
             return
         if committed is None:
             return
         if committed and self._waits:
-            _LOGGER.warning("where the group stands is known again")
+            _LOGGER.warning("the group's offsets are known again")
             self._waits = False
         self._answers |= {buffer: committed[buffer.place] for buffer in self._asked if buffer.place in committed}
         if len(committed) < len(self._asked):
@@ -173,18 +174,18 @@ class Inquiry:
 _CALL_S = 5.0
 _PATIENCE_S, _LONGER_PATIENCE_S = 8.0, 30.0
 _POLL_S = 0.002
-_LEAST_FETCHED = 2000  # in one call
-_MOST_WAITING, _MOST_WAITING_AMO = 3, 10  # calls that are fetched ahead; at most once, batches of all partitions wait
+_LEAST_FETCHED = 2000  # per call
+_MOST_WAITING, _MOST_WAITING_AMO = 3, 10  # calls fetched ahead; more at most once: batches of all partitions wait
 _TOPIC: Any = Message.topic
 _PARTITION: Any = Message.partition
 _ERROR: Any = Message.error
 
 
-FULL_MS = 20  # how long the client rests once enough waits in its queue; by default a second, which was most of it
+FULL_MS = 20  # how long the client rests once its queue is full; the default, a second, was most of the time
 
 
 def connect(settings: ConsumerSettings) -> Consumer:
-    """A client for records."""
+    """Create a client for records."""
     return Consumer(
         {
             "fetch.queue.backoff.ms": FULL_MS,
@@ -198,7 +199,7 @@ def connect(settings: ConsumerSettings) -> Consumer:
 
 
 class Fetcher:
-    """Assigns what is held to a client, and puts what comes into the buffers of the session."""
+    """Assigns held partitions to a client, and puts arriving records into the session's buffers."""
 
     def __init__(
         self,
@@ -209,22 +210,22 @@ class Fetcher:
     ) -> None:
         self._settings, self._session, self._connect = settings, session, connect
         self._data = connect(settings)
-        self._silent_since: float | None = None  # the brokers have not answered that client
-        self._swap = threading.Lock()  # around its replacement, and what other threads ask it
+        self._silent_since: float | None = None  # since when the brokers have not answered this client
+        self._swap = threading.Lock()  # guards its replacement, and its use by other threads
         self._inquiry = Inquiry(offsets.committed, settings.heartbeat_interval_s / 2)
         self._assigned: set[GroupPartition] = set()
         self._pauses: set[tuple[str | None, int | None]] = set()
-        self._crowded: set[GroupPartition] = set()  # enough waits of them, and there is no room for it
-        self._displaced: dict[GroupPartition, float] = {}  # their position is not there; since when
-        self._untold = set[GroupPartition]()  # claimed and over, and nobody was told
+        self._crowded: set[GroupPartition] = set()  # enough of their records wait, and there is no room for more
+        self._displaced: dict[GroupPartition, float] = {}  # their position does not exist; since when
+        self._untold = set[GroupPartition]()  # claimed and ended before anyone was notified
         self._stalls = Stalls(offsets.ends, settings.heartbeat_interval_s)
-        self._emptied = False  # the client had nothing more for us, since the last look for stalls
+        self._emptied = False  # the client had no more records at some time since the last check for stalls
         self._fetched = max(_LEAST_FETCHED, settings.batch_records if settings.at_most_once else 0)
 
     # -- claims
 
     def close(self) -> None:
-        """To be called when nothing is asked any more."""
+        """To be called when no more requests are made."""
         try:
             self._inquiry.question.close()
             self._stalls.question.close()
@@ -232,12 +233,12 @@ class Fetcher:
             self._data.close()
 
     def topics(self) -> dict[str, int] | None:
-        """Those of the settings that there are, with their partitions now; None if the brokers do not say."""
+        """The existing topics of the settings, with their current partitions; None if the brokers do not answer."""
         try:
-            known = self._data.list_topics(timeout=_CALL_S).topics  # asking for one by name might create it
+            known = self._data.list_topics(timeout=_CALL_S).topics  # requesting one by name might create it
         except KafkaException:
             self._hears_nothing()
-            return None  # claims run out by themselves when it lasts
+            return None  # if this persists, claims expire by themselves
         self._silent_since = None
         found = [known[name] for name in self._settings.topics if name in known]
         if any(each.error is not None for each in found):
@@ -245,7 +246,8 @@ class Fetcher:
         return {each.topic: len(each.partitions) for each in found}
 
     def _hears_nothing(self) -> None:
-        """This client may be one that never finds the brokers again; while claims are held, they do answer others.
+        """This client may never find the brokers again, although they answer others while claims are held. It cannot be
+        monitored by its statistics (P48): nobody reads them while the application does not poll.
 
         It cannot be watched by its statistics (P48): nobody takes them while the application does not poll.
         """
@@ -253,7 +255,7 @@ class Fetcher:
         if since is None:
             self._silent_since = now
         elif now >= since + (_PATIENCE_S if self._session.buffer else _LONGER_PATIENCE_S):
-            _LOGGER.warning("Kafka's client does not reach the brokers: records are fetched by another one")
+            _LOGGER.warning("Kafka's client does not reach the brokers: another client fetches records now")
             other = self._connect(self._settings)
             with self._swap:
                 lost, self._data = self._data, other
@@ -263,9 +265,10 @@ class Fetcher:
             self._pace()
 
     def follow(self) -> Iterator[Event]:
-        """Assign what was begun, unassign what was stopped; returns what the application is to be told.
+        """Assign what was begun, unassign what was stopped; yields the events for the application.
 
-        What begins waits until the group's coordinator has said where, if the log does not; other places do not wait.
+        A claim waits until the group coordinator has said where it begins, if the log does not; other places do not
+        wait.
         """
         changes, waiting = self._session.changes, list[Change]()
         changed = bool(changes)
@@ -290,9 +293,10 @@ class Fetcher:
         yield from blocks
 
     def concerns_application(self, change: Change) -> bool:
-        """False of a claim that has ended before anybody was told of it, and of that end.
+        """False for a claim that ended before anyone was notified of it, and for that end.
 
-        What is opened for it, such as an inbox, is another consumer's by now. Asked once of each change, in order.
+        Whatever would be opened for it, such as an inbox, belongs to another consumer by now. Called once for each
+        change, in order.
         """
         place, buffer, event = change
         if buffer is not None:
@@ -307,7 +311,7 @@ class Fetcher:
         return False
 
     def _blocks(self, now: float) -> list[Event]:
-        """Say which places have waited for a commit for an interval, and when that is over; with the lock."""
+        """Report places that have waited for a commit for an interval, and the end of that; the lock is held."""
         events: list[Event] = []
         for place, buffer in self._session.buffer.items():
             if not buffer.busy:
@@ -316,21 +320,21 @@ class Fetcher:
             if full_since is None:
                 if buffer.blocked:
                     buffer.blocked = False
-                    _LOGGER.warning("%s does not wait any longer", place)
+                    _LOGGER.warning("%s no longer waits for a commit", place)
                     events.append(Unblocked(place.topic, place.partition))
                 continue
             due = not buffer.blocked and now >= full_since + self._settings.heartbeat_interval_s
             if due and (first := buffer.open(now)) is not None:
                 buffer.blocked = True
                 _LOGGER.warning(
-                    "%s waits for a commit: offset %d was handed out %.0f s ago, and with it %d records are open,"
+                    "%s waits for a commit: offset %d was handed out %.0f s ago, and %d records are open with it,"
                     " as many as max_open_records allows", place, first.offset, first.age_s, first.records,
                 )  # fmt: skip
                 events.append(Blocked(place.topic, place.partition, first.offset, first.records, first.age_s))
         return events
 
     def _committed(self) -> dict[PartitionBuffer, int | None]:
-        """Of the claims that begin and need it, as far as the group's coordinator has answered."""
+        """For beginning claims that need it, as far as the group coordinator has answered."""
         session = self._session
         with session.lock:
             begun = [
@@ -347,7 +351,7 @@ class Fetcher:
     def _reassign(
         self, place: GroupPartition, buffer: PartitionBuffer | None, committed: Mapping[PartitionBuffer, int | None]
     ) -> bool:
-        """False when the claim cannot begin yet; it is kept."""
+        """False if the claim cannot begin yet; it is kept."""
         if place in self._assigned:
             self._unassign([place])
         if buffer is None or self._session.buffer.get(place) is not buffer:
@@ -359,7 +363,7 @@ class Fetcher:
         return True
 
     def _replace(self, place: GroupPartition, since: float) -> Iterator[Event]:
-        """The client found no record at the position of a place."""
+        """The client found no record at a place's position."""
         buffer = self._session.buffer.get(place)
         if buffer is None or place not in self._assigned:
             del self._displaced[place]
@@ -380,7 +384,7 @@ class Fetcher:
         if resumed_at is None:
             return
         _LOGGER.warning(
-            "%s goes on at offset %d instead of %d: %d to %d are there", place, resumed_at, offset, first, end
+            "%s continues at offset %d instead of %d: offsets %d to %d exist", place, resumed_at, offset, first, end
         )
         with self._session.lock:
             buffer.skip_to(resumed_at)
@@ -390,7 +394,7 @@ class Fetcher:
         self._assign({place: resumed_at})
 
     def _assign(self, places: Mapping[GroupPartition, int | None]) -> None:
-        """Have the client fetch from these offsets on; None stands for the first record there is."""
+        """Make the client fetch from these offsets; None stands for the first existing record."""
         self._data.incremental_assign([
             TopicPartition(place.topic, place.partition, OFFSET_BEGINNING if offset is None else offset)
             for place, offset in places.items()
@@ -406,12 +410,12 @@ class Fetcher:
     # -- pauses
 
     def pause(self, topic: str | None, partition: int | None) -> None:
-        """One partition, without it a topic, without both everything."""
+        """Pause one partition, a whole topic, or everything."""
         self._pauses.add(_named(topic, partition))
         self._pace()
 
     def resume(self, topic: str | None, partition: int | None) -> None:
-        """The same; without both, whatever was paused."""
+        """End a pause with the same arguments; without any, end all pauses."""
         self._pauses.discard(_named(topic, partition))
         if topic is None:
             self._pauses.clear()
@@ -423,8 +427,9 @@ class Fetcher:
     def _pace(self) -> None:
         """Assign what is to be fetched and unassign the rest, each in one call.
 
-        The client could pause instead; but its `resume` does not wake the thread that fetches from a broker, which
-        sleeps for a second if all partitions there were paused (librdkafka 2.16, `rd_kafka_toppar_pause_resume`).
+        Pausing in the client would be an alternative; but its `resume` does not wake the thread that fetches from a
+        broker, which sleeps for a second if all partitions there were paused (librdkafka 2.16,
+        `rd_kafka_toppar_pause_resume`).
         """
         with self._session.lock:
             held = {
@@ -439,9 +444,9 @@ class Fetcher:
             self._assign({place: held[place] for place in begun})
 
     def _make_room(self, busy: Mapping[GroupPartition, PartitionBuffer]) -> None:
-        """Fetch nothing of a place of which enough waits, and which waits for a commit: others would wait with it.
+        """Stop fetching a place that has enough waiting records and waits for a commit: others would wait with it.
 
-        Until little waits: what the client had fetched ahead is gone, and comes again.
+        Until little waits: what the client had fetched ahead is dropped, and fetched again.
         """
         most = self._settings.max_open_records
         crowded = {
@@ -456,7 +461,7 @@ class Fetcher:
     # -- records
 
     def bounds(self, place: GroupPartition) -> tuple[int, int] | None:
-        """The first offset and the end, as they came with the last fetch; None once it is closed. From any thread."""
+        """The first offset and the end, as received with the last fetch; None once closed. From any thread."""
         try:
             with self._swap:
                 low, high = self._data.get_watermark_offsets(_partition(place), cached=True)
@@ -465,7 +470,7 @@ class Fetcher:
         return low, high
 
     def fetch(self, timeout_s: float) -> None:
-        """Put what has come into the buffers, after waiting for the first of it at most so long."""
+        """Put arriving records into the buffers, after waiting for the first one up to `timeout_s`."""
         session = self._session
         with session.lock:
             busy = {place: buffer for place, buffer in session.buffer.items() if buffer.busy}
@@ -473,7 +478,7 @@ class Fetcher:
             waiting = self._waiting_records(busy)
             proposed = self._settings.at_most_once and any(buffer.proposed for buffer in busy.values())
         if proposed:
-            timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
+            timeout_s = min(timeout_s, _POLL_S)  # the answer arrives on the other thread
         if waiting > (_MOST_WAITING_AMO if self._settings.at_most_once else _MOST_WAITING) * self._fetched:
             session.news.wait(min(timeout_s, _POLL_S))
             session.news.clear()
@@ -482,7 +487,10 @@ class Fetcher:
         if first is None:
             self._emptied = True
             return
-        messages = [first, *self._data.consume(self._fetched - 1, 0)]  # which would wait until there are so many
+        messages = [
+            first,
+            *self._data.consume(self._fetched - 1, 0),
+        ]  # with a timeout, it would wait for the full number
         self._emptied |= len(messages) < self._fetched
         troubles = list(filter(_ERROR, messages))
         if troubles:
@@ -495,13 +503,13 @@ class Fetcher:
                 buffer = session.buffer.get(GroupPartition(self._settings.group, topic, partition))
                 if buffer is not None and buffer.assigned and buffer.stopping_at is None:
                     buffer.fetch(run)
-        for message in troubles:  # last: the client does not come back to the records that came with them
+        for message in troubles:  # last: the client would not return the records that came with them
             self._trouble(message)
 
     def _waiting_records(self, busy: Mapping[GroupPartition, PartitionBuffer]) -> int:
-        """Of the places from which more is fetched, without those that wait for a commit: others must not wait for it.
+        """Counts places that are still fetched, without those that wait for a commit: others must not wait for these.
 
-        `_make_room` bounds what waits of these.
+        `_make_room` limits what waits for these.
         """
         settings = self._settings
         most = math.inf if settings.at_most_once else settings.max_open_records
@@ -512,9 +520,9 @@ class Fetcher:
         )
 
     def pass_over(self) -> None:
-        """Count markers of transactions, and what was aborted or compacted, as processed where nothing else is left.
+        """Count transaction markers, aborted and compacted records as processed where nothing else is left.
 
-        Kafka's client moves over them when it is polled; so they would be a lag that never ends.
+        Kafka's client skips them when it is polled; otherwise they would appear as a permanent lag.
         """
         with self._session.lock:
             empty = {place: buffer for place, buffer in self._session.buffer.items() if self._is_empty(place, buffer)}
@@ -523,7 +531,7 @@ class Fetcher:
         with self._session.lock:
             for place, position in zip(places, positions, strict=True):
                 buffer = empty[place]
-                if self._is_empty(place, buffer):  # the client has no position before it has read a record
+                if self._is_empty(place, buffer):  # the client has no position until it has read a record
                     buffer.pass_over(max(position.offset, buffer.next_offset))
 
     def _is_empty(self, place: GroupPartition, buffer: PartitionBuffer) -> bool:
@@ -531,7 +539,7 @@ class Fetcher:
         return idle and place in self._assigned and place not in self._displaced
 
     def _runs(self, messages: list[Any]) -> Mapping[tuple[str, int], list[Any]]:
-        """By topic and partition. The client brings many of one after each other; those need no loop of ours."""
+        """By topic and partition. The client returns many of one in a row, which therefore need no loop of ours."""
         runs: dict[tuple[str, int], list[Any]] = defaultdict(list)
         topics = self._settings.topics
         for topic, of_topic in [(topics[0], messages)] if len(topics) == 1 else groupby(messages, _TOPIC):
@@ -540,18 +548,18 @@ class Fetcher:
         return runs
 
     def look(self) -> None:
-        """Once an interval: go on with places that the client has stopped to fetch."""
+        """To be called once an interval: continue with places that the client has stopped fetching."""
         emptied, self._emptied = self._emptied, False
         for place in self._stalls.look(self._waiting() if emptied else {}, clock_s()):
             buffer = self._session.buffer.get(place)
             if buffer is None or place not in self._assigned:
                 continue
-            _LOGGER.warning("%s stood still, and goes on at offset %d", place, buffer.next_offset)
+            _LOGGER.warning("%s had stalled, and continues at offset %d", place, buffer.next_offset)
             self._unassign([place])
             self._assign({place: buffer.fetched_from})
 
     def _waiting(self) -> dict[GroupPartition, int]:
-        """What the client reads next, of places of which we have nothing. It has passed what is not for us to see."""
+        """What the client reads next, of places with nothing waiting. It has skipped what is not visible to us."""
         with self._session.lock:
             known = {
                 place: buffer.fetched_to
@@ -564,7 +572,7 @@ class Fetcher:
             fetched_to = known[place]
             if position.offset >= 0:
                 waiting[place] = position.offset
-            elif fetched_to is not None:  # nothing has come since it was assigned
+            elif fetched_to is not None:  # nothing has arrived since it was assigned
                 waiting[place] = fetched_to + 1
         return waiting
 
@@ -582,5 +590,5 @@ def _partition(place: GroupPartition) -> TopicPartition:
 
 def _named(topic: str | None, partition: int | None) -> tuple[str | None, int | None]:
     if topic is None and partition is not None:
-        raise ValueError(f"partition {partition} of which topic?")
+        raise ValueError(f"partition {partition} is given without a topic")
     return topic, partition

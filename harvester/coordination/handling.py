@@ -1,8 +1,9 @@
-"""Gives records to an application's handler, and deals with what it raises. Thin.
+"""Gives records to an application's handler, and handles its exceptions. Thin.
 
-What is handled next, and what a failure leads to, is decided by `core.record_queues`. One worker runs the handler in
-the consumer's thread; as long as nothing waits for a retry, records go to it without a queue. Several run it in threads
-of their own, which only take from the queues: what concerns the consumer (events, commits) stays in its thread.
+`core.record_queues` decides what is handled next, and what a failure leads to. A single worker runs the handler in the
+consumer's thread; as long as nothing waits for a retry, records go to it without a queue. Several workers run it in
+their own threads, which only take from the queues: everything that concerns the consumer (events, commits) stays in its
+thread.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from harvester.errors import BrokerError, BrokerUnavailable, InboxError, InboxFe
 
 _LOGGER = logging.getLogger("harvester.coordination")
 IDLE_S = 0.1
-_BUSY_S = 0.02  # between looks at what workers have done
-TURN_S = 0.1  # how long queued records are handled before the consumer is looked after
+_BUSY_S = 0.02  # between checks of what workers have done
+TURN_S = 0.1  # how long queued records are handled before the consumer is attended to
 _TIDY_S = 0.02
-AHEAD = 2  # records for each worker that are ready to be handled
+AHEAD = 2  # ready records per worker
 
-Claim = PartitionBuffer | None  # under which a record was handed out; None: it had ended before the record was queued
+Claim = PartitionBuffer | None  # the claim of a record; None: it had ended before the record was queued
 Queued = QueuedRecord[Claim]
 
 
 class Handling:
-    """The records that a handler has in hand or will be given again. From several threads at once."""
+    """The records that a handler has in hand or will be given again. For several threads at once."""
 
     def __init__(
         self, settings: ConsumerSettings, client_id: str, session: Session, is_paused: Callable[[GroupPartition], bool]
@@ -45,11 +46,11 @@ class Handling:
         self._settings, self._client_id, self._session, self._is_paused = settings, client_id, session, is_paused
         self.policy, self.at_most_once = settings.failure_policy, settings.at_most_once
         self.queues = RecordQueues[Claim]()
-        self.done: deque[tuple[Any, GivenUp | None]] = deque()  # to be told of and committed by the consumer's thread
+        self.done: deque[tuple[Any, GivenUp | None]] = deque()  # to be announced and committed by the consumer's thread
         lock = threading.RLock()  # guards all of this
         self.changed = threading.Condition(lock)  # there may be something to handle
         self.finished = threading.Condition(lock)  # something has been handled
-        self.error: BaseException | None = None  # that ends the consumer
+        self.error: BaseException | None = None  # the error that ends the consumer
         self.failures = self.retries = self.given_up = self.dead_letters = 0
         self.processing = Durations()
         self._claims: set[Claim] = set()
@@ -59,14 +60,14 @@ class Handling:
             self._writer = DeadLetterWriter(settings.dead_letters, settings.kafka)
 
     def close(self) -> None:
-        """To be called when the consumer's claims are over."""
+        """To be called when the consumer's claims have ended."""
         if self._writer is not None:
             self._writer.close()
 
     def admit(self, record: Any, *, in_hand: bool = False, failed: bool = False) -> Queued:
-        """It was handed out, and is handled when its turn comes; or it is in hand already.
+        """A record was handed out, and is handled in its turn; or it is already in hand.
 
-        `failed`: it was in the handler meanwhile, in which time its claim may have ended, and another have come.
+        `failed`: it was in the handler in the meantime, when its claim may have ended and another may have begun.
         """
         claim = self._session.buffer.get(GroupPartition(self._settings.group, record.topic(), record.partition()))
         if failed and claim is not None and not self.at_most_once:
@@ -87,58 +88,58 @@ class Handling:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to do beside records that pass."""
+        """Whether there is something to do apart from records that pass."""
         if self.queues.is_empty:
             return False
         now = clock_s()
         return now >= self._tidy_at or not self.queues.wait_s(now, IDLE_S)
 
     def take(self) -> Queued | None:
-        """The next to be handled now; its claim has just been asked."""
+        """The next record to handle now; its claim has just been checked."""
         with self.changed:
             return self.queues.take(clock_s(), self._may_handle)
 
     def attempt(self, handler: Callable[[Any], object], queued: Queued) -> None:
-        """Handle it, whatever comes of that."""
+        """Handle it, whatever the outcome."""
         began = clock_s()
         try:
             handler(queued.record)
-        except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+        except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
             self.took(began)
             self.fail(queued, error)
-        except BaseException as error:  # noqa: BLE001 - it ends the consumer, in whichever thread it was raised
+        except BaseException as error:  # noqa: BLE001 - it ends the consumer, whatever the thread
             self.end(error)
         else:
             self.took(began)
             self.finish(queued)
 
     def took(self, began: float) -> None:
-        """A call of the handler that began then has ended."""
+        """A handler call that began at `began` has ended."""
         took_s = clock_s() - began
         with self.changed:
             self.processing.add(took_s)
 
     def end(self, error: BaseException) -> None:
-        """The consumer ends with the first of these."""
+        """The consumer ends with the first such error."""
         with self.changed:
             self.error = self.error or error
             self.changed.notify_all()
 
     def finish(self, queued: Queued, given_up: GivenUp | None = None) -> None:
-        """It is processed, or given up."""
+        """The record is processed or given up."""
         with self.changed:
             self.queues.settle(queued)
             self.done.append((queued.record, given_up))
             self.finished.notify()
 
     def fail(self, queued: Queued, error: BaseException) -> None:
-        """The handler raised; waits until a dead letter has arrived."""
+        """The handler raised; waits until a dead letter has been written."""
         record, attempts = queued.record, queued.attempts + 1
         verdict = self._judge(error, attempts)
         if verdict in (Verdict.DEAD_LETTER, Verdict.SKIP) and self._is_of_another(queued.claim):
             verdict = Verdict.RETRY
         where = f"{record.topic()}[{record.partition()}]@{record.offset()}"
-        if verdict is not Verdict.STOP:  # whose error comes out
+        if verdict is not Verdict.STOP:  # whose error is raised
             trace = error if attempts == 1 else None
             _LOGGER.warning("try %d of %s failed with %r: %s", attempts, where, error, verdict.value, exc_info=trace)
         if verdict is Verdict.DEAD_LETTER:
@@ -157,11 +158,11 @@ class Handling:
                     self.finish(queued, GivenUp(record, error, attempts, verdict is Verdict.DEAD_LETTER))
 
     def fail_at_once(self, record: Any, error: BaseException) -> None:
-        """The handler raised on a record that was not queued, while none of its lane is."""
+        """The handler raised on a record that was not queued, with none of its lane queued."""
         self.fail(self.admit(record, in_hand=True, failed=True), error)
 
     def fail_offered(self, offered: Any, error: BaseException) -> None:
-        """As `fail_at_once`. A list is tried again record by record, so that one of them costs the others nothing."""
+        """Like `fail_at_once`. A list is retried record by record, so that one of them does not affect the others."""
         records = as_records(offered)
         again = len(records) > 1 and not self.at_most_once and self.policy.judge(1) is not Verdict.STOP
         for record in records:
@@ -172,7 +173,7 @@ class Handling:
                     self.fail_at_once(record, error)
 
     def tidy(self) -> None:
-        """Forget what belongs to claims that have ended, and let those go that are given up. In the consumer's thread,
+        """Forget what belongs to ended claims, and release those being given up. To be called in the consumer's thread,
         while it has nothing in hand itself.
         """
         now = clock_s()
@@ -195,7 +196,7 @@ class Handling:
         return self.queues.wait_s(clock_s(), IDLE_S)
 
     def _lane(self, record: Any) -> tuple[str, int, int, Any]:
-        """What a record waits for: others of its key, of its partition, or none."""
+        """What a record waits for: others of its key, of its partition, or nothing."""
         order, key = self._settings.order, record.key()
         if order == "none" or (order == "key" and key is None):
             return (record.topic(), record.partition(), record.offset(), None)
@@ -214,13 +215,15 @@ class Handling:
             )
 
     def _judge(self, error: BaseException, attempts: int) -> Verdict:
-        """What the inbox refuses is no fault of the record: it may come in wrong order, or belong to another by now."""
+        """What the inbox refuses is no fault of the record: it may come in the wrong order, or belong to another by
+        now.
+        """
         if isinstance(error, InboxError) and self.policy.on_error != "stop":
             return Verdict.RETRY if isinstance(error, InboxFenced) and not self.at_most_once else Verdict.STOP
         return self.policy.judge(attempts)
 
     def _is_of_another(self, claim: Claim) -> bool:
-        """At least once: the claim has ended, and whoever holds the next one tries the record again."""
+        """At least once: the claim has ended, and the next holder tries the record again."""
         return not self.at_most_once and (claim is None or not self._is_current(claim))
 
     def _is_current(self, claim: PartitionBuffer) -> bool:
@@ -236,7 +239,7 @@ class Handling:
             self._writer.send(letter)
         except BrokerError as problem:
             passes = isinstance(problem, BrokerUnavailable) and not self.at_most_once
-            _LOGGER.warning("%s is no dead letter yet: %s", letter.place, problem)
+            _LOGGER.warning("%s could not be written as a dead letter yet: %s", letter.place, problem)
             return Verdict.RETRY if passes else Verdict.STOP, problem
         return Verdict.DEAD_LETTER, error
 
@@ -244,7 +247,7 @@ class Handling:
 class Run:
     """One run of a consumer, in its thread: from its records to its commits.
 
-    `handler` is given what is offered, a record or a list; `single` a record that was queued.
+    `handler` receives what is offered, a record or a list; `single` a record that was queued.
     """
 
     def __init__(
@@ -262,7 +265,7 @@ class Run:
         self._commit, self._announce, self._is_stopping = commit, announce, is_stopping
 
     def run(self, offers: Iterator[Any]) -> None:
-        """Until there are no more; raises what ends the consumer."""
+        """Runs until there are no more offers; raises what ends the consumer."""
         handling = self._handling
         with self._threads():
             direct = self._workers == 1
@@ -271,11 +274,11 @@ class Run:
                     began = clock_s()
                     try:
                         self._handler(offered)
-                    except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+                    except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
                         handling.took(began)
                         handling.fail_offered(offered, error)
                     else:
-                        handling.processing.add(clock_s() - began)  # no other thread does
+                        handling.processing.add(clock_s() - began)  # no other thread adds to it
                         self._commit(offered)
                         if not handling.is_due:
                             continue
@@ -341,10 +344,10 @@ class Run:
                     continue
             try:
                 handling.attempt(self._single, queued)
-            except Exception as error:  # noqa: BLE001 - the top frame of this thread; that of `run` raises it
+            except Exception as error:  # noqa: BLE001 - the top frame of this thread; `run` raises it
                 handling.end(error)
 
 
 def as_records(offered: Any) -> Sequence[Any]:
-    """The records of a list, or the one that is offered alone."""
+    """The records of a list, or the single record."""
     return offered if isinstance(offered, list) else [offered]

@@ -1,10 +1,10 @@
 """Reads and writes the coordination topic.
 
-The reader is in no group: it is assigned all partitions. It begins with the first record that is kept, or in the tail
-where there are many: as long before the last record as makes a late reader certain of every partition (P30). The writer
-is idempotent and waits for all replicas in sync; what it gives up is reported by number, and may stand in the log all
-the same. Offsets only grow: a topic that was made anew under the same name would make every reader wait for offsets
-that it has read in the old one.
+The reader is in no group: it is assigned all partitions. It begins at the first retained record or, in a long log, in
+the tail: as far before the last record as makes a late reader certain of every partition (P30). The writer is
+idempotent and waits for all in-sync replicas; messages it gives up are reported by number, and may still be in the log.
+Offsets only grow: a topic recreated under the same name would make every reader wait for offsets that it has already
+read in the old one.
 """
 
 from __future__ import annotations
@@ -35,34 +35,36 @@ _LOGGER = logging.getLogger("harvester.coordination")
 _TIMEOUT_S = 10.0
 _MOST_RECORDS = 500
 _POLL_S = 0.1
-_NEAR, _FURTHER = 1_000, 8  # records before a claim in which its position is looked for first; times as many then
-_LONG = 1_000  # records of a partition: fewer are read faster than their tail is found
+_NEAR, _FURTHER = 1_000, 8  # records before a claim in which to look for its position first; factor for the next
+_LONG = 1_000  # records of a partition; with fewer, reading them is faster than finding their tail
 _LEAST_ANSWER_S = 1.0
-_RENEWED_AFTER = 2.0  # times what a message has to arrive
+_RENEWED_AFTER = 2.0  # times the time in which a message must arrive
 _LONGEST_PAUSE_S = 1.0  # between two attempts to connect
 _LEAST_STANDSTILL_S = 1.0
-_READY_S = 30.0  # a topic that has just been made is not led at once
+_READY_S = 30.0  # a newly created topic has no leaders at first
 
 P = TypeVar("P", bound=Hashable)
 Record = tuple[int, int, int, bytes | None]  # partition, offset, append time in ms, value
 
 
 class Standstill(Generic[P]):
-    """Tells whether a reader of many partitions stands still though the brokers have more for it. Pure.
+    """Detects that a reader of many partitions has stalled although the brokers have more for it. Pure.
 
-    Kafka's client sometimes does not go on with a partition after its broker was away (librdkafka 5153), and says
-    nothing. What shows it: the brokers tell of a record twice, more than `limit_s` apart, and nothing of its partition
-    was read between. Times are in seconds of one clock.
+    Kafka's client sometimes does not continue with a partition after its broker was away (librdkafka 5153), and reports
+    nothing. The indication: the brokers report a record twice, more than `limit_s` apart, and nothing of its partition
+    was read in between. Times are in seconds of one clock.
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._next: dict[P, int] = {}
-        self._there: dict[P, int] = {}  # the newest record that is known, where it is not read yet
-        self._moved_at: dict[P, float] = {}  # of the same: when something was read, or there was first more to read
+        self._there: dict[P, int] = {}  # the newest known record, while it is not read yet
+        self._moved_at: dict[
+            P, float
+        ] = {}  # for the same: when something was read, or when there was first more to read
 
     def begin(self, positions: Mapping[P, int]) -> None:
-        """By partition the offset that is read next; what was known before is forgotten."""
+        """The offset to be read next, by partition; earlier information is forgotten."""
         self._next = dict(positions)
         self._there.clear()
 
@@ -81,7 +83,7 @@ class Standstill(Generic[P]):
             self._there.pop(partition, None)
 
     def is_there(self, partition: P, offset: int, now: float) -> bool:
-        """The brokers have told just now that they have this record; whether that shows the reader to stand still."""
+        """The brokers have just reported this record; returns whether that shows the reader to have stalled."""
         if offset < self._next.get(partition, 0):
             return False
         if partition not in self._there:
@@ -91,13 +93,14 @@ class Standstill(Generic[P]):
 
 
 class CoordinationLog:
-    """One reader and one writer. `not_sent` is called from `poll`, on its thread; not from `append`: it may append.
+    """One reader and one writer. `not_sent` is called from `poll`, on its thread, not from `append`, because it may
+    append.
 
-    A message that did not leave within `expires_s` is given up: after an outage it would only be in the way of others.
-    A connection that does not answer for as long is taken for dead, and attempts to connect are at most a third of that
-    apart: who was cut off has no share until it is heard. A writer that has got nothing through for twice as
-    long, while messages were given up, is replaced: a client that has lost its way after an outage would otherwise keep
-    this one silent for ever, and nobody would be told. So is one that has given itself up (a fatal error).
+    A message that was not sent within `expires_s` is given up: after an outage it would only be in the way of others. A
+    connection that does not answer for as long is considered dead, and attempts to connect are at most a third of that
+    apart: a client that was cut off has no share until it is heard. A writer that has got nothing through for twice as
+    long, while messages were given up, is replaced: otherwise a client that is stuck after an outage would silence this
+    one forever, and nobody would know. So is a writer that has failed fatally.
     """
 
     def __init__(
@@ -108,33 +111,34 @@ class CoordinationLog:
         expires_s: float = _TIMEOUT_S,
     ) -> None:
         self.topic = topic
-        self.tails: set[int] = set()  # partitions that have records before those that are read
+        self.tails: set[int] = set()  # partitions with records before those read
         self._not_sent, self._expires_s = not_sent, expires_s
         self._options = {
             "socket.nagle.disable": True,  # messages are small and urgent
             "socket.timeout.ms": min(LONGEST_ANSWER_MS, round(max(expires_s, _LEAST_ANSWER_S) * 1000)),
             "reconnect.backoff.max.ms": round(min(expires_s / 3, _LONGEST_PAUSE_S) * 1000),
-            # Else the client forgets all brokers once none is connected, and asks for the leaders again only up to a
-            # second after it has reached one. If their addresses have changed, what replaces it begins anew.
+            # Otherwise the client forgets all brokers when none is connected, and after reaching one it takes up to a
+            # second to ask for the leaders again. If their addresses have changed, it is replaced and starts over.
             "metadata.recovery.strategy": "none",
             **options,
         }
         self._reader = self._new_reader()
         self._writer = self._new_writer()
-        self._standstill = Standstill[int](max(expires_s / 2, _LEAST_STANDSTILL_S))  # before its claims run out
+        self._standstill = Standstill[int](max(expires_s / 2, _LEAST_STANDSTILL_S))  # before its claims expire
         self._stands_still = False
-        self._complaint = ""  # the last one
-        self._given_up: list[tuple[GroupPartition, int]] = []  # and not reported yet
+        self._complaint = ""  # the last one logged
+        self._given_up: list[tuple[GroupPartition, int]] = []  # not reported yet
         self._failing_since: float | None = (
-            None  # the sending of the first message that did not arrive after one that did
+            None  # when the first message was sent that did not arrive, since the last one that did
         )
         self._refusal: CoordinationTopicError | BrokerError | None = None
-        self._unwritten = ""  # why messages do not arrive, as it was said
+        self._unwritten = ""  # why messages do not arrive, as logged
 
     def begin(
         self, worlds: Mapping[int, World], tail_ms: int | None = None, ready_s: float = _READY_S
     ) -> dict[int, int]:
-        """Start reading; returns where each partition ends now. A world that has begun is read on.
+        """With `tail_ms`, a long partition is read from that long before its last record; `tails` lists these. Raises
+        BrokerUnavailable if a partition's ends are not known after `ready_s`.
 
         With `tail_ms` a long partition is read from so long before its last record on; `tails` tells which. Raises
         BrokerUnavailable if a partition's ends are not known after `ready_s`.
@@ -154,9 +158,9 @@ class CoordinationLog:
         return ends
 
     def poll(self, timeout_s: float) -> Iterator[Record]:
-        """What has come, after waiting for the first of it at most so long; serves the writer, too.
+        """The records that have arrived, after waiting for the first one up to `timeout_s`; serves the writer, too.
 
-        Raises CoordinationTopicError if offsets begin again or the topic takes no messages, BrokerError or
+        Raises CoordinationTopicError if offsets begin again or the topic accepts no messages, BrokerError or
         BrokerUnavailable.
         """
         self._serve_writer()
@@ -166,7 +170,10 @@ class CoordinationLog:
         if first is None:
             return
         message: Any
-        for message in (first, *self._reader.consume(_MOST_RECORDS, 0)):  # which would wait until there are so many
+        for message in (
+            first,
+            *self._reader.consume(_MOST_RECORDS, 0),
+        ):  # with a timeout, it would wait for the full number
             error = message.error()
             if error is not None:
                 self._complain(error)
@@ -174,14 +181,14 @@ class CoordinationLog:
             kind, at_ms = message.timestamp()
             if kind != TIMESTAMP_LOG_APPEND_TIME:
                 raise CoordinationTopicError(
-                    f"a record of the coordination topic {self.topic!r} has its writer's time, not the broker's",
+                    f"a record of the coordination topic {self.topic!r} has its writer's timestamp, not the broker's",
                     hint="set message.timestamp.type=LogAppendTime on the topic, and wait for its retention",
                 )
             self._advance(message.partition(), message.offset())
             yield message.partition(), message.offset(), at_ms, message.value()
 
     def append(self, partition: int, message: Message | Heartbeats, arrived: Future[bool] | None = None) -> int:
-        """Write a message; whether it arrived is learnt by reading it, or from `arrived`. Returns its size in bytes."""
+        """Write a message; reading it, or `arrived`, shows whether it arrived. Returns its size in bytes."""
         value, sent_at = encode(message), clock_s()
 
         def give_up() -> None:
@@ -190,7 +197,7 @@ class CoordinationLog:
                 arrived.set_result(False)
 
         def delivered(error: KafkaError | None, record: Any) -> None:
-            if error is None and record.offset() is None:  # the client infers that it was written (P45)
+            if error is None and record.offset() is None:  # the client only infers that it was written (P45)
                 give_up()
                 return
             if error is None:
@@ -218,7 +225,7 @@ class CoordinationLog:
         return len(value)
 
     def _arrives_not(self, error: KafkaError) -> None:
-        """Say it once; what does not pass by itself ends the reader, too."""
+        """Log this once; an error that does not pass by itself ends the reader, too."""
         if refuses(error):
             self._refusal = refused(self.topic, error)
         elif not passes(error):
@@ -226,14 +233,14 @@ class CoordinationLog:
         elif error.code() not in PURGED and error.str() != self._unwritten:
             self._unwritten = error.str()
             _LOGGER.warning(
-                "messages do not arrive in the coordination topic %s: %s; claims run out until they do"
-                " (are its brokers up, and enough replicas in sync?)", self.topic, self._unwritten,
+                "messages do not reach the coordination topic %s: %s; claims expire until they do"
+                " (check that its brokers are up, and enough replicas in sync)", self.topic, self._unwritten,
             )  # fmt: skip
 
     def _arrives(self) -> None:
         if self._unwritten:
             self._unwritten = ""
-            _LOGGER.warning("messages arrive in the coordination topic %s again", self.topic)
+            _LOGGER.warning("messages reach the coordination topic %s again", self.topic)
 
     def _serve_writer(self) -> None:
         if not _serve(self._writer):
@@ -249,16 +256,16 @@ class CoordinationLog:
     def _new_reader(self) -> Consumer:
         options = {
             **self._options,
-            "group.id": "harvester-coordination",  # demanded by the client; nothing joins, nothing is committed
+            "group.id": "harvester-coordination",  # required by the client; nothing joins, nothing is committed
             "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",  # what retention removed is noticed by the hole in the offsets
+            "auto.offset.reset": "earliest",  # records removed by retention show as a hole in the offsets
             "allow.auto.create.topics": False,
             "isolation.level": "read_uncommitted",
         }
         return Consumer(options)
 
     def _renew_reader(self) -> None:
-        _LOGGER.warning("the reader of the coordination topic %s stood still, and is replaced", self.topic)
+        _LOGGER.warning("the reader of the coordination topic %s has stalled, and is replaced", self.topic)
         self._replace_reader()
         positions = self._standstill.positions
         self._assign([TopicPartition(self.topic, partition, offset) for partition, offset in positions.items()])
@@ -274,8 +281,8 @@ class CoordinationLog:
             "enable.idempotence": True,
             "linger.ms": 0,
             "delivery.timeout.ms": round(self._expires_s * 1000),
-            # The client's default for writers is true: a topic deleted under a living group would come back with the
-            # broker's settings, under which claims are not safe (the timestamps are the writers').
+            # The client's default for writers is true: a topic deleted while its group is active would be recreated
+            # with the broker's settings, with which claims are not safe (timestamps are the writers').
             "allow.auto.create.topics": False,
         }
         return Producer(options)
@@ -288,15 +295,15 @@ class CoordinationLog:
         self._failing_since = None
 
     def close(self, timeout_s: float) -> None:
-        """Wait so long for what was written, and forget the connections."""
-        with contextlib.suppress(KafkaException, SystemError):  # nobody is there any more to whom it would matter
+        """Wait up to `timeout_s` for what was written, and close the connections."""
+        with contextlib.suppress(KafkaException, SystemError):  # no longer matters to anyone
             self._writer.flush(timeout_s)
         let_go(self._writer)
         del self._writer
         self._reader.close()
 
     def _assign(self, partitions: list[TopicPartition]) -> None:
-        self._standstill.begin(  # it may go back, on purpose
+        self._standstill.begin(  # it may go back intentionally
             {each.partition: each.offset for each in partitions}
         )
         self._stands_still = False
@@ -306,14 +313,14 @@ class CoordinationLog:
         expected = self._standstill.positions.get(partition, 0)
         if offset < expected:
             raise CoordinationTopicError(
-                f"the coordination topic {self.topic!r} was made anew, or has lost records: "
+                f"the coordination topic {self.topic!r} was recreated, or has lost records: "
                 f"partition {partition} has offset {offset} after {expected - 1}",
-                hint="claims that were read from it are over; start the consumers of all groups that use it anew",
+                hint="claims read from it have ended; restart the consumers of all groups that use it",
             )
         self._standstill.read(partition, offset, clock_s())
 
     def _tails(self, ends: Mapping[int, int], starts: Mapping[int, int], tail_ms: int) -> dict[int, int]:
-        """Where the tails of the long partitions begin; those that cannot be found are left out."""
+        """Where the tails of the long partitions begin; omits those that cannot be determined."""
         last = [TopicPartition(self.topic, each, end - 1) for each, end in ends.items() if end - starts[each] > _LONG]
         if not last:
             return {}
@@ -327,7 +334,7 @@ class CoordinationLog:
         try:
             found = self._reader.offsets_for_times(begins, timeout=_TIMEOUT_S) if begins else []
         except KafkaException:
-            return {}  # all is read instead, which takes longer
+            return {}  # everything is read instead, which takes longer
         return {each.partition: each.offset for each in found if each.error is None and each.offset >= 0}
 
     def _ends(self, partition: int, ready_s: float) -> tuple[int, int]:
@@ -346,7 +353,7 @@ class CoordinationLog:
 
 
 def _serve(writer: Producer) -> bool:
-    """Hear what became of messages; False for a writer that has given itself up, which it says here, once."""
+    """Process delivery reports; False for a writer that has failed fatally, which is logged here, once."""
     try:
         writer.poll(0)
     except KafkaException:
@@ -359,25 +366,25 @@ Answer = Callable[[GroupPartition, PositionFound], None]
 
 @dataclass(slots=True)
 class _Past:
-    """A partition of the log as it was read from `start` on; `whole`: from the first record that is kept."""
+    """A partition of the log as read from `start` on; `whole`: from the first retained record."""
 
     world: World
     start: int
     whole: bool
 
     def knows(self, place: GroupPartition) -> bool:
-        """An earlier beginning would not change what is known of the position."""
+        """Whether an earlier beginning would not change what is known of the position."""
         return self.whole or self.world.knows_position(place)
 
 
 class LogBackfill:
-    """Finds the position of a partition that was silent for long, in the log before the tail that is read.
+    """Finds the position of a partition that was silent for long, in the log before the tail.
 
-    A claim that wins by silence does not bring its position along (`world`). It stands further back. The last records
-    before the claim are read first, and if a late reader of those is not certain of the position (P30), eight times as
-    many, and so on up to all that are kept: a group that comes back after a minute does not read a day. All in a thread
-    of its own, since heartbeats do not wait. What was read is kept: a claim that has run out meanwhile, and the
-    other partitions of that log, are answered at once. `answer` is called from the thread; a question that fails has no
+    A claim that wins by silence does not carry its position (`world`), which is further back in the log. The last
+    records before the claim are read first; if a late reader of those is not certain of the position (P30), eight times
+    as many, and so on up to all retained records: a group that returns after a minute does not read a day. This runs in
+    a separate thread, since heartbeats do not wait. What was read is kept: an expired claim, and other partitions of
+    the same log partition, are answered at once. `answer` is called from the thread; a request that fails gets no
     answer.
     """
 
@@ -390,7 +397,7 @@ class LogBackfill:
         self._closed = False
 
     def find(self, partition: int, place: GroupPartition, generation: int) -> None:
-        """Ask for the position under which the claim at this offset was won."""
+        """Request the position under which the claim at this offset was won."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="coordination-past", daemon=True)
             self._thread.start()
@@ -410,11 +417,11 @@ class LogBackfill:
                 if world is not None and not self._closed:
                     claim = world.claim(place)
                     self._answer(place, PositionFound(generation, claim.last_offset, claim.positioned))
-            except Exception as error:  # noqa: BLE001 - the top frame; the claim runs out, and is tried again
-                _LOGGER.warning("the position of %s is not found: %s", place, error)
+            except Exception as error:  # noqa: BLE001 - the top frame; the claim expires, and is retried
+                _LOGGER.warning("the position of %s was not found: %s", place, error)
 
     def _search(self, partition: int, place: GroupPartition, generation: int) -> World | None:
-        """Read as far back as the position of the place takes; None if the log could not be read up to the claim."""
+        """Read as far back as needed for the place's position; None if the log could not be read up to the claim."""
         past = self._pasts.get(partition)
         if past is None or not (past.whole or generation < past.world.next_offset + _NEAR):
             past = self._pasts[partition] = self._before(generation, _NEAR)
@@ -433,17 +440,17 @@ class LogBackfill:
         return _Past(World.begin(self._settings.timing, start), start, whole=start == 0)
 
     def _read(self, partition: int, past: _Past, generation: int) -> None:
-        """Read on up to the claim, or as far as records come."""
+        """Read on up to the claim, or as far as records arrive."""
         world, begun_at = past.world, past.world.next_offset
         log = CoordinationLog(self._settings.coordination_topic, self._settings.kafka, lambda place, number: None)
         try:
             log.begin({partition: world})
-            past.whole |= world.next_offset > begun_at  # earlier ones are not kept
+            past.whole |= world.next_offset > begun_at  # earlier ones are not retained
             deadline = clock_s() + _TIMEOUT_S
             while world.next_offset <= generation and not self._closed and clock_s() < deadline:
                 for _, offset, at_ms, value in log.poll(_POLL_S):
-                    # Of others' messages only the time counts.
+                    # Only the time of others' messages matters.
                     world.read(offset, at_ms, value if self._concerns(value) else None)
-                    deadline = clock_s() + _TIMEOUT_S  # a reader that stands still is replaced by the next question
+                    deadline = clock_s() + _TIMEOUT_S  # a stalled reader is replaced for the next request
         finally:
             log.close(0)

@@ -1,4 +1,6 @@
-"""Reads and writes Kafka's own group offsets: for tools, and where the group stood before it coordinated. Thin."""
+"""Reads and writes Kafka's own group offsets: for tools, and to find where a group stood before it coordinated.
+Thin.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,17 @@ _CALL_S = 5.0
 _LAST_S = 2.0
 _POLL_S = 0.002
 _TURN_S = 0.5
-_PATIENCE_S = 10.0  # with a coordinator's answer; 2 intervals, if that is more
+_PATIENCE_S = 10.0  # for a coordinator's answer; 2 intervals if longer
 
 
 class _Writer:
     def __init__(self, options: Mapping[str, Any]) -> None:
-        sent_at: deque[float] = deque()  # of commits that have no answer yet
+        sent_at: deque[float] = deque()  # of commits without an answer yet
 
         def answered(error: KafkaError | None, _: Any) -> None:
             sent_at.popleft()
             if error is not None:
-                _LOGGER.info("group offsets are not written: %s", error)
+                _LOGGER.info("group offsets were not written: %s", error)
 
         self.sent_at = sent_at
         self._client = Consumer({**options, "on_commit": answered})
@@ -40,7 +42,7 @@ class _Writer:
         try:
             self._client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            _LOGGER.info("group offsets are not written: %s", error)
+            _LOGGER.info("group offsets were not written: %s", error)
             return
         self.sent_at.append(clock_s())
 
@@ -53,14 +55,14 @@ class _Writer:
 
 
 class GroupOffsets:
-    """Belongs to the consumer's thread, but for `committed` and `ends`, which any may call.
+    """For the consumer's thread, except for `committed` and `ends`, which any thread may call.
 
-    It has a client that reads and one that writes. A commit that the group's coordinator does not answer is repeated by
-    the client for ever. Until it is answered the client neither starts to fetch what is assigned to it, nor tells where
-    the group stands, nor lets itself be closed (librdkafka issue 3740); and once it was let go, its main thread takes a
-    whole core until a broker is back. So a client that waits for an answer is kept until it has it: an outage of the
-    brokers costs nothing. Requests of an administrator would end by themselves, but with a coordinator that moves they
-    end the process (librdkafka issue 4605, and `rd_kafka_handle_OffsetFetch` of 2.16).
+    It has one client for reading and one for writing. The client repeats a commit forever that the group coordinator
+    does not answer. Until it is answered, the client does not start to fetch what is assigned to it, does not report
+    the group's offsets, and cannot be closed (librdkafka issue 3740); and after it was released, its main thread takes
+    a whole core until a broker is back. So a client that waits for an answer is kept until it has it: an outage of the
+    brokers then costs nothing. Administrative requests would end by themselves, but with a moving coordinator they end
+    the process (librdkafka issue 4605, and `rd_kafka_handle_OffsetFetch` of 2.16).
     """
 
     def __init__(self, settings: ConsumerSettings) -> None:
@@ -73,13 +75,13 @@ class GroupOffsets:
         }
         self._patience_s = max(_PATIENCE_S, 2 * settings.heartbeat_interval_s)
         self._reader = Consumer(self._options)
-        self._unanswered_since: dict[str, float] = {}  # by what the reader is asked
-        self._lock = threading.Lock()  # around its replacement
+        self._unanswered_since: dict[str, float] = {}  # by the kind of request to the reader
+        self._lock = threading.Lock()  # guards its replacement
         self._writer = _Writer(self._options)
-        self._last: threading.Thread | None = None  # that waits for the answers of the writer before
+        self._last: threading.Thread | None = None  # waits for the previous writer's answers
 
     def committed(self, places: Collection[GroupPartition]) -> dict[GroupPartition, int | None]:
-        """The next offset of each partition, None if the group has none; left out is what has no answer now.
+        """The next offset of each partition, None if the group has none; partitions without an answer now are left out.
 
         Raises BrokerUnavailable (ask again) or BrokerError.
         """
@@ -106,23 +108,25 @@ class GroupOffsets:
         return found
 
     def _no_answer(self, reader: Consumer, question: str) -> None:
-        """This one has none: from now on another one is asked, if that lasts."""
+        """This client gets no answer: if that persists, use another one."""
         with self._lock:
             since = self._unanswered_since.setdefault(question, clock_s())
             if clock_s() >= since + self._patience_s and reader is self._reader:
-                _LOGGER.info("the offsets of group %r are asked for by another client", self._group)
+                _LOGGER.info("another client requests the offsets of group %r now", self._group)
                 self._reader = Consumer(self._options)
                 self._unanswered_since.clear()
 
     def ends(self, places: Collection[GroupPartition]) -> dict[GroupPartition, int]:
-        """The offset behind the last record of each partition; left out is what has no answer now.
+        """The end offset of each partition; partitions without an answer now are left out.
 
         Raises BrokerUnavailable.
         """
         return self._at(dict.fromkeys(places, OFFSET_END))
 
     def at_times(self, times: Mapping[GroupPartition, int]) -> dict[GroupPartition, int]:
-        """The offset of the first record from that many milliseconds since the epoch on; as `ends` if there is none."""
+        """The offset of the first record from that time on, in milliseconds since the epoch; as in `ends` if there is
+        none.
+        """
         found = self._at(times)
         return {**self.ends(times.keys() - found.keys()), **found} if len(found) < len(times) else found
 
@@ -144,20 +148,20 @@ class GroupOffsets:
         }
 
     def _ask_anew(self, topics: Collection[str]) -> None:
-        """For the next question: the client keeps what it was told while a partition was led by nobody."""
+        """For the next request: the client caches what it was told while a partition had no leader."""
         for topic in topics:
             refresh(self._reader, topic, _LAST_S)
 
     def mirror(self, processed: Mapping[GroupPartition, int | None], *, unanswered: int = 1) -> None:
-        """Tell them the last offsets that are processed, unless so many commits have no answer yet.
+        """Write the last processed offsets, unless more than `unanswered` commits have no answer yet.
 
-        Nothing is decided by whether that succeeds.
+        Nothing depends on whether that succeeds.
         """
         writer = self._writer
         writer.serve(0)
         late = bool(writer.sent_at) and clock_s() > writer.sent_at[0] + self._patience_s
-        if late and (self._last is None or not self._last.is_alive()):  # or there would be more and more
-            _LOGGER.info("group offsets are not written: no answer for %g s", self._patience_s)
+        if late and (self._last is None or not self._last.is_alive()):  # otherwise there would be more and more
+            _LOGGER.info("group offsets were not written: no answer for %g s", self._patience_s)
             self._last = _let_go(writer)
             writer = self._writer = _Writer(self._options)
         offsets = [
@@ -169,7 +173,7 @@ class GroupOffsets:
             writer.commit(offsets)
 
     def close(self) -> None:
-        """Wait a while for answers, and forget the connections."""
+        """Wait a while for answers, and close the connections."""
         deadline = clock_s() + _LAST_S
         while self._writer.sent_at and clock_s() < deadline:
             self._writer.serve(_POLL_S)
@@ -179,7 +183,7 @@ class GroupOffsets:
 
 
 def _let_go(writer: _Writer) -> threading.Thread:
-    """Forget it once it has its answers; the thread has the last reference, and nobody waits for that."""
+    """Release it once it has its answers; the thread holds the last reference, and nobody waits for it."""
     thread = threading.Thread(target=writer.wait, name="group-offsets", daemon=True)
     thread.start()
     return thread

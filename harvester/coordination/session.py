@@ -1,6 +1,6 @@
-"""Runs the coordination's own thread: reads and writes the log, lets time pass, keeps what is held. Thin.
+"""Runs the coordination's own thread: reads and writes the log, advances time, keeps what is held. Thin.
 
-It runs however long the application takes over a record, so heartbeats never wait for it. The consumer's thread sees it
+It runs however long the application takes for a record, so heartbeats never wait for it. The consumer's thread sees it
 through `buffer`, `owned` and `changes`, under `lock`.
 """
 
@@ -39,21 +39,21 @@ from harvester.coordination.settings import ConsumerSettings, Statistics
 from harvester.errors import BrokerUnavailable
 
 _LOGGER = logging.getLogger("harvester.coordination")
-_TURN = 0.02  # of an interval: how often time passes when nothing is read
+_TURN = 0.02  # of an interval: how often time advances when nothing is read
 _LONGEST_TURN_S = 0.1  # each one interrupts the consumer's thread
-_READY_S, _AGAIN_S = 2.0, 0.5  # of one attempt to begin, and between two of them
+_READY_S, _AGAIN_S = 2.0, 0.5  # for one attempt to begin, and between attempts
 Change = tuple[GroupPartition, PartitionBuffer | None, Event | None]
 
 
 class Session:
-    """What the coordination's thread and the consumer's share."""
+    """What the coordination's and the consumer's threads share."""
 
     def __init__(self, settings: ConsumerSettings, client: Client) -> None:
         self.lock = threading.RLock()
         self.buffer: dict[GroupPartition, PartitionBuffer] = {}
-        self.changes: deque[Change] = deque()  # begun (with a buffer) or stopped, and what is told of it
+        self.changes: deque[Change] = deque()  # begun (with a buffer) or stopped, with the event
         self.owned: deque[RecordBatch] = deque()  # at most once: batches that are ours
-        self.news = threading.Event()  # there is one more
+        self.news = threading.Event()  # set when there is one more
         self.error: BaseException | None = None
         self.ended = threading.Event()
         self._settings = settings
@@ -64,7 +64,7 @@ class Session:
         self._coordinator = Coordinator(settings, client, {each: World.begin(settings.timing) for each in partitions})
         self._log = CoordinationLog(
             settings.coordination_topic, settings.kafka, self._not_sent, settings.pace.trust_s
-        )  # what is older than trust proves nothing
+        )  # messages older than trust prove nothing
         self._past = LogBackfill(settings, self._found)
         self._thread = threading.Thread(target=self._run, name="coordination", daemon=True)
 
@@ -76,11 +76,11 @@ class Session:
             self._coordinator.consume(topics)
 
     def tell(self, place: GroupPartition, signal: Signal) -> None:
-        """Something happened to a partition; with the lock."""
+        """An event concerning a partition; the lock is held."""
         self._perform(self._coordinator.tell(place, signal, clock_s()))
 
     def write(self, message: Message) -> Future[bool]:
-        """Say something to all readers of the log; with the lock. The result: whether it has arrived there."""
+        """Write to the log; the lock is held. The result: whether it has arrived there."""
         arrived = Future[bool]()
         self._append(message, arrived)
         return arrived
@@ -89,16 +89,16 @@ class Session:
         return self._coordinator.holdings[place]
 
     def processed(self) -> dict[GroupPartition, int | None]:
-        """The last offset of what is processed without a hole, of each held partition."""
+        """For each held partition, the end of its processed prefix."""
         with self.lock:
             return {place: buffer.last_offset for place, buffer in self.buffer.items()}
 
     def fewer_elsewhere(self) -> bool:
-        """Whether another client that is present holds less, and none asks; with the lock."""
+        """Whether another present client holds less, and none asks; the lock is held."""
         return self._coordinator.choice.fewer_elsewhere(clock_s())
 
     def claims(self) -> dict[GroupPartition, int]:
-        """What is held, with the fencing tokens; with the lock."""
+        """The held partitions, with their fencing tokens; the lock is held."""
         holdings = self._coordinator.holdings
         return {
             place: holdings[place].token
@@ -107,7 +107,7 @@ class Session:
         }
 
     def statistics(self, records: int) -> Statistics:
-        """As of now; the application was given so many records."""
+        """Current statistics; `records` were given to the application."""
         with self.lock:
             counts = self._counts
             return Statistics(
@@ -116,16 +116,16 @@ class Session:
             )  # fmt: skip
 
     def fail(self, error: BaseException) -> None:
-        """The consumer ends: it raises the first such error whenever it is asked, and hands out nothing more."""
+        """The consumer ends: it raises the first such error from every call, and hands out nothing more."""
         with self.lock:
             self.error = self.error or error
             for buffer in self.buffer.values():
                 _hold_back(buffer)
 
     def stop(self, *, release: bool) -> None:
-        """End; with `release` give everything up first, waiting for an interval at most, and for no record in hand.
+        """End; with `release`, first give everything up, waiting for an interval at most, and for no record in hand.
 
-        A claim that has just been sent is waited for: if it wins, it is released as well.
+        A claim that was just sent is waited for: if it wins, it is released as well.
         """
         try:
             with self.lock:
@@ -140,7 +140,7 @@ class Session:
                     if self._coordinator.left:
                         break
                 self.ended.wait(self._turn_s)
-        finally:  # also when it is interrupted, or may write no more
+        finally:  # also when interrupted, or no longer allowed to write
             self.ended.set()
             try:
                 self._past.close()
@@ -163,7 +163,7 @@ class Session:
             self.fail(error)
 
     def _begin(self) -> Mapping[int, int] | None:
-        """Begin to read the log, once brokers can be asked; returns where it ends, or None at the end of the session.
+        """Begin to read the log, once brokers answer; returns where it ends, or None at the end of the session.
 
         Nothing is claimed yet, so nothing is lost by waiting.
         """
@@ -180,7 +180,7 @@ class Session:
 
     def _turn(self) -> None:
         read = tuple(self._log.poll(self._turn_s))
-        with self.lock:  # before what was read, or the time, ends the claim
+        with self.lock:  # before reading or time ends the claim
             self._report_all()
         for partition, offset, at_ms, value in read:
             with self.lock:
@@ -201,23 +201,25 @@ class Session:
                 self._report(place, buffer)
 
     def _report(self, place: GroupPartition, buffer: PartitionBuffer) -> None:
-        """What is processed by now, for the next message. At most once the log knows, but for what is passed over."""
+        """Report what is processed by now, for the next message. At most once the log already knows, except what was
+        skipped.
+        """
         last_offset = buffer.last_offset
         if last_offset is not None and last_offset != buffer.reported:
             buffer.reported = last_offset
             self.tell(place, Progressed(last_offset))
 
     def _drain(self, now: float) -> None:
-        """Release what is being given up, once nothing of it is in hand, or the time for that is over.
+        """Release what is being given up, once nothing of it is in hand or its time limit has passed.
 
-        At most once, a batch whose heartbeat is under way is waited for: it may become ours, and then is returned.
+        At most once, a batch whose heartbeat is under way is waited for: it may become ours, and is then returned.
         """
         for place, buffer in tuple(self.buffer.items()):
             if buffer.stopping_at is None or self.holding(place).batch is not None:
                 continue
             if buffer.laid_down or not buffer.open_records or now >= buffer.stopping_at:
                 self._report(place, buffer)
-                if self.buffer.get(place) is not buffer:  # trust was over meanwhile
+                if self.buffer.get(place) is not buffer:  # trust ended in the meantime
                     continue
                 last_offset = buffer.give_back()
                 del self.buffer[place]
@@ -265,7 +267,7 @@ class Session:
         partition = self._partition(place)
         if partition in self._log.tails:
             self._past.find(partition, place, generation)
-        else:  # all that is kept of the log has been read: there is nothing further back to be found
+        else:  # the whole retained log has been read: nothing further back can be found
             claim = self._coordinator.worlds[partition].claim(place)
             self.tell(place, PositionFound(generation, claim.last_offset, claim.positioned))
 

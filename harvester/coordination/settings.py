@@ -1,4 +1,4 @@
-"""The settings of a coordinated consumer, and its figures. Pure data."""
+"""The settings of a coordinated consumer, and its statistics. Pure data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from harvester.coordination.core.record_queues import FailurePolicy, OnError, Re
 from harvester.coordination.core.world import LogTiming
 from harvester.errors import ConfigurationError, Problem
 
-_LEAST_INTERVAL_S = 1.0  # a heartbeat has a quarter of it for its way: threads, network, replicas
+_LEAST_INTERVAL_S = 1.0  # a quarter of it must suffice for a heartbeat: threads, network, replicas
 _LEAST_ANSWER_S = 2.0
-LONGEST_ANSWER_MS = 300_000  # that the client takes
+LONGEST_ANSWER_MS = 300_000  # accepted by the client
 _ATTEMPTS = 5
 OutOfRangePolicy = Literal["earliest", "latest", "error"]
 _RESETS: Mapping[str, OutOfRangePolicy] = {
@@ -26,37 +26,37 @@ _RESETS: Mapping[str, OutOfRangePolicy] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """How a coordinated consumer consumes: keyword arguments, a table (`from_table`), or options of a plain client
+    """Configures a coordinated consumer, from keyword arguments, a table (`from_table`), or options of a plain client
     (`from_kafka`).
 
-    `kafka`: options of the client, for all connections. Without `client_id` a random one is used.
+    `kafka`: the client's options, for all connections. Without `client_id`, a random one is used.
 
-    `batch_records`: the most that are claimed at once, at most once. The smaller, the fewer are never processed when
-    the consumer dies (the rest of one batch of a partition, and the next one), and the more is written to the
-    coordination topic: two messages a batch.
+    `batch_records`: at most once, the most records to claim at once. Smaller batches mean that fewer records are never
+    processed if the consumer dies (the rest of one batch of a partition, and the next one), but more messages in the
+    coordination topic: two per batch.
 
-    `max_open_records`: at least once, how many records of a partition may be handed out from the first one on that is
-    not committed. The partition waits then (`Blocked`). So a successor repeats no more than these, and the last
-    interval's work.
+    `max_open_records`: at least once, how many records of a partition may be handed out from the first uncommitted one
+    on. Beyond that the partition waits (`Blocked`). So a successor repeats no more than these, and the last interval's
+    work.
 
-    What follows is for `run` and its like, which give records to a handler. `on_error`: what is done with a record that
-    the handler has raised on `attempts` times (5; 1 with `stop`). `retry`: it is tried for ever; `dead-letter`: it is
-    put into `dead_letter_topic` (`GROUP.dead-letters`); `skip`: it counts as processed; `stop`: the consumer is closed
-    and the error raised. Between tries lie `backoff_s`, twice as long each time, and `longest_backoff_s` at most.
+    The following apply to `run` and similar methods, which give records to a handler. `on_error`: what to do with a
+    record on which the handler has raised `attempts` times (5; 1 with `stop`). `retry`: try it forever; `dead-letter`:
+    write it to `dead_letter_topic` (`GROUP.dead-letters`); `skip`: count it as processed; `stop`: close the consumer
+    and raise the error. The delay between tries is `backoff_s`, doubled each time up to `longest_backoff_s`.
 
-    `order`: of which records the order is kept, also while one of them is tried again: those of a `key` (a record
-    without one has none), of a `partition`, or `none`. `workers`: how many records are handled at once, in threads; of
-    those whose order is kept, one.
+    `order`: which records keep their order, even while one of them is retried: those of a `key` (records without one
+    have none), of a `partition`, or `none`. `workers`: how many records are handled at once, in threads; only one at a
+    time of those whose order is kept.
 
-    `claim_check`: the store of values that are too large for Kafka, as StoreSettings or a table of its fields. Records
-    are handed out with their values; one whose value cannot be had is a failure of the handler, and without a handler
+    `claim_check`: the store for values too large for Kafka, as StoreSettings or a table of its fields. Records are
+    handed out with their values; if a value is not available, that is a failure of the handler, and without a handler
     raises ClaimCheckError.
 
-    `out_of_range`: where to go on when retention has removed the record that comes next.
-    `shed_at_once`: the most partitions that are given up in one interval for those who have fewer; None: all of them.
+    `out_of_range`: where to continue if retention has removed the next record. `shed_at_once`: the most partitions
+    given up per interval to clients that have fewer; None: all of them.
     """
 
-    kafka: Mapping[str, Any] = field(repr=False)  # they hold passwords
+    kafka: Mapping[str, Any] = field(repr=False)  # may hold passwords
     group: str
     topics: Sequence[str]
     client_id: str | None = None
@@ -81,7 +81,7 @@ class ConsumerSettings:
     shed_at_once: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError with everything that is wrong."""
+        """Raises ConfigurationError with all problems."""
         topics: Any = self.topics
         object.__setattr__(self, "topics", (topics,) if isinstance(topics, str) else tuple(topics))
         problems = [
@@ -108,19 +108,21 @@ class ConsumerSettings:
             if word not in words:
                 problems.append(Problem(name, f"is {word!r}", ", ".join(words)))
         if self.on_error == "retry" and self.attempts is not None:
-            problems.append(Problem("attempts", "has no meaning with on_error = 'retry', which has no end"))
+            problems.append(Problem("attempts", "has no meaning with on_error = 'retry', which retries forever"))
         if self.at_most_once and (self.on_error == "retry" or (self.attempts or 1) > 1):
-            problems.append(Problem("on_error", "tries a record again, which at most once must not", "attempts = 1"))
+            problems.append(Problem("on_error", "retries records, which at-most-once must not", "attempts = 1"))
         if self.at_most_once and self.workers > 1:
-            problems.append(Problem("workers", f"is {self.workers}, and at most once records are handled singly", "1"))
+            problems.append(
+                Problem("workers", f"is {self.workers}, but at most once records are handled one at a time", "1")
+            )
         if problems:
             raise ConfigurationError(problems)
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> ConsumerSettings:
-        """From a table of TOML, as `tomllib` reads it: the names are those of the keyword arguments.
+        """From a TOML table as read by `tomllib`; the names are those of the keyword arguments.
 
-        Raises ConfigurationError with everything that is wrong.
+        Raises ConfigurationError with all problems.
         """
         known = {each.name for each in fields(cls)}
         problems = [_unknown(name, known) for name in table if name not in known]
@@ -131,10 +133,10 @@ class ConsumerSettings:
 
     @classmethod
     def from_kafka(cls, options: Mapping[str, Any], topics: Sequence[str], **given: Any) -> ConsumerSettings:
-        """From the options of a plain `confluent_kafka.Consumer`; `given` are settings that those do not have.
+        """From the options of a plain `confluent_kafka.Consumer`; `given` are settings that it does not have.
 
-        `group.id` is the group, and `auto.offset.reset` says what `out_of_range` does. Offsets are never committed by
-        themselves, whatever `enable.auto.commit` says. Raises ConfigurationError.
+        `group.id` is the group, and `auto.offset.reset` determines `out_of_range`. Offsets are never committed
+        automatically, whatever `enable.auto.commit` is. Raises ConfigurationError.
         """
         kafka = dict(options)
         given.setdefault("group", kafka.pop("group.id", ""))
@@ -143,7 +145,7 @@ class ConsumerSettings:
             if reset not in _RESETS:
                 raise ConfigurationError([
                     Problem(
-                        "auto.offset.reset", f"is {reset!r}, and a new group begins with the first record there is",
+                        "auto.offset.reset", f"is {reset!r}, but a new group begins with the first existing record",
                         "earliest or error, or the setting out_of_range",
                     )
                 ])  # fmt: skip
@@ -151,22 +153,22 @@ class ConsumerSettings:
         return cls(kafka=kafka, topics=tuple(topics), **given)
 
     def check_subscription(self) -> None:
-        """What only a consumer needs; raises ConfigurationError."""
+        """Check what only a consumer needs; raises ConfigurationError."""
         problems = []
         if not self.group:
             problems.append(Problem("group", "is empty"))
         if not self.topics:
-            problems.append(Problem("topics", "are none"))
+            problems.append(Problem("topics", "are empty"))
         if self.on_error == "dead-letter" and self.dead_letters in self.topics:
-            problems.append(Problem("topics", f"name the dead-letter topic {self.dead_letters!r}"))
+            problems.append(Problem("topics", f"include the dead-letter topic {self.dead_letters!r}"))
         if self.coordination_topic in self.topics:
-            problems.append(Problem("topics", f"name the coordination topic {self.coordination_topic!r}"))
+            problems.append(Problem("topics", f"include the coordination topic {self.coordination_topic!r}"))
         if problems:
             raise ConfigurationError(problems)
 
     @property
     def failure_policy(self) -> FailurePolicy:
-        """What becomes of records that a handler cannot take."""
+        """What happens to records that a handler cannot process."""
         few = 1 if self.on_error == "stop" or self.at_most_once else _ATTEMPTS
         attempts = None if self.on_error == "retry" else self.attempts or few
         return FailurePolicy(self.on_error, attempts, self.backoff_s, self.longest_backoff_s)
@@ -178,8 +180,8 @@ class ConsumerSettings:
 
     @property
     def connection(self) -> dict[str, Any]:
-        """Options of clients for records and offsets. A dead connection is noticed soon: with the client's own minute,
-        partitions would stay claimed that nobody reads.
+        """The clients' options for records and offsets. A dead connection is noticed soon: with the client's default of
+        a minute, partitions would stay claimed while nobody reads them.
         """
         answer_s = max(_LEAST_ANSWER_S, 2 * self.heartbeat_interval_s)
         return {
@@ -190,29 +192,33 @@ class ConsumerSettings:
 
     @property
     def timing(self) -> LogTiming:
-        """Of the log. Brokers' clocks may differ by a quarter of an interval."""
+        """The log's timing. Brokers' clocks may differ by a quarter of an interval."""
         interval_ms = round(self.heartbeat_interval_s * 1000)
         return LogTiming(interval_ms, interval_ms // 4)
 
     @property
     def tail_ms(self) -> int:
-        """How much of the log's end makes certain of every place: more than 2 intervals and the brokers' clocks."""
+        """How much of the log's end gives certainty of every place: more than 2 intervals and the brokers' clock
+        difference.
+        """
         return 3 * self.timing.interval_ms + 2 * self.timing.clock_step_ms
 
     @property
     def pace(self) -> ClaimTiming:
-        """Of the claims. The margin has room for the brokers' clocks, and as much again for ours."""
+        """The claims' timing. The margin allows for the brokers' clock difference, and as much again for ours."""
         return ClaimTiming(self.heartbeat_interval_s, margin_s=self.heartbeat_interval_s / 2)
 
 
 def _unknown(name: str, known: set[str]) -> Problem:
     close = get_close_matches(name, known, n=1)
-    return Problem(name, "is no setting of a consumer", f"{close[0]}?" if close else None)
+    return Problem(name, "is not a setting of a consumer", f"{close[0]}?" if close else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Records that were handed out from the first one on that is not committed, at `offset`, `age_s` ago."""
+    """The number of records handed out since the first uncommitted one, which is at `offset` and was handed out `age_s`
+    ago.
+    """
 
     records: int
     offset: int
@@ -223,7 +229,7 @@ PROCESSING_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
 
 
 class Durations:
-    """How many calls took how long, by `PROCESSING_BOUNDS_S`."""
+    """The number of calls by duration, in the buckets of `PROCESSING_BOUNDS_S`."""
 
     __slots__ = ("counts", "total_s")
 
@@ -238,16 +244,15 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counts since the consumer began. They only grow, so a rate is the difference of two.
+    """Counts since the consumer began. They only grow, so the difference of two gives a rate.
 
     `batches`: at most once, those that became ours. `claims_won` and `claims_missed`: ClaimingPartition messages by
-    their outcome; one that asks for a share is missed on purpose. `releases`: claims given up in good order; `losses`:
-    the others. `written`: records for the coordination topic by kind, of which `Heartbeats` are several heartbeats
-    each; `written_bytes`: their values; `unwritten`: how many messages did not arrive, or may not have. `failures`: how
-    often a handler raised; `retries`: how often that led to another try; `given_up`: records that `on_error` settled,
-    and `dead_letters`, how many of them stand in the topic; `parked`: keys that wait for a retry now. `processing`:
-    calls of the handler by how long they took, up to each of `PROCESSING_BOUNDS_S` and longer; `processing_s`: all of
-    them together.
+    outcome; one that asks for a share is missed intentionally. `releases`: claims given up in an orderly way; `losses`:
+    the others. `written`: records for the coordination topic by kind; a `Heartbeats` counts once for several
+    heartbeats; `written_bytes`: their values; `unwritten`: messages that did not arrive, or may not have. `failures`:
+    how often a handler raised; `retries`: how often that led to another try; `given_up`: records settled by `on_error`,
+    and `dead_letters`, how many of them are in that topic; `parked`: keys that now wait for a retry. `processing`:
+    handler calls by duration, up to each of `PROCESSING_BOUNDS_S` and longer; `processing_s`: their total.
     """
 
     records: int

@@ -1,4 +1,4 @@
-"""Makes the coordination topic, or refuses one in which claims would not be safe; says what errors mean. Thin."""
+"""Creates the coordination topic, rejects unsafe ones, and explains errors. Thin."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from harvester.delivery.progress_topic import durable
 from harvester.errors import BrokerError, BrokerUnavailable
 
 _TIMEOUT_S = 10.0
-_LEAST_INTERVALS = 100  # that the log is kept
+_LEAST_INTERVALS = 100  # for which the log is retained
 _LEAST_RETENTION_MS = 86_400_000
 _REPLICAS = 3
 _AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN})
-# What is said of a topic while brokers start, or leaders and controllers change.
+# Errors of a topic while brokers start, or leaders and controllers change.
 _STARTING = frozenset({
     KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.BROKER_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT,
     KafkaError.NOT_CONTROLLER,
 })  # fmt: skip
-# What a topic's own settings forbid: said of each message again, until somebody changes them.
+# Errors caused by the topic's own settings: repeated for each message, until somebody changes them.
 _REFUSED = frozenset({
     KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION,
     KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_TIMESTAMP,
@@ -34,10 +34,10 @@ _REFUSED = frozenset({
 
 
 def ensure_coordination_topic(name: str, options: Mapping[str, Any], partitions: int, interval_ms: int) -> None:
-    """Raises CoordinationTopicError for a topic that does not fit, BrokerError or BrokerUnavailable."""
+    """Raises CoordinationTopicError for an unsuitable topic, BrokerError or BrokerUnavailable."""
     admin = AdminClient({**options, **SILENT})
     try:
-        metadata = admin.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name might create it
+        metadata = admin.list_topics(timeout=_TIMEOUT_S)  # of all topics: requesting one by name might create it
         found = metadata.topics.get(name)
         if found is None or found.error is not None:
             _create(admin, name, partitions, len(metadata.brokers), interval_ms)
@@ -57,7 +57,7 @@ def ensure_coordination_topic(name: str, options: Mapping[str, Any], partitions:
 
 
 def require_topics(topics: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Raises UnknownTopic for the first of them that does not exist, BrokerError or BrokerUnavailable."""
+    """Raises UnknownTopic for the first topic that does not exist, BrokerError or BrokerUnavailable."""
     try:
         found = AdminClient({**options, **SILENT}).list_topics(timeout=_TIMEOUT_S).topics
     except KafkaException as error:
@@ -70,11 +70,11 @@ def require_topics(topics: Sequence[str], options: Mapping[str, Any]) -> None:
 def misfits(
     found_partitions: int, replicas: int, settings: Mapping[str, str | None], partitions: int, interval_ms: int
 ) -> list[str]:
-    """What is wrong with an existing topic, in words."""
+    """The problems of an existing topic, in words."""
     problems = []
     if found_partitions != partitions:
         problems.append(
-            f"it has {found_partitions} partitions, {partitions} are configured; the number is fixed for its life"
+            f"it has {found_partitions} partitions, but {partitions} are configured; the number is fixed for its life"
         )
     for key, needed in (
         ("message.timestamp.type", "LogAppendTime"),
@@ -96,7 +96,7 @@ def misfits(
 
 
 def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> BrokerError:
-    """The error of this library for one of the client."""
+    """This library's error for one of the client."""
     problem = error.args[0]
     if problem.code() in _AWAY:
         text = f"Kafka at {options.get('bootstrap.servers', '')} does not answer: {problem.str()}"
@@ -104,7 +104,7 @@ def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> Brok
     if problem.code() in _STARTING:
         return BrokerUnavailable(
             f"the coordination topic {name!r} cannot be used now: {problem.str()}",
-            hint="brokers that start or stop answer so: try again, and see whether all of them run",
+            hint="brokers answer like this while starting or stopping: try again, and check that all of them run",
         )
     return BrokerError(
         f"the coordination topic {name!r} cannot be used: {problem.str()}",
@@ -113,15 +113,15 @@ def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> Brok
 
 
 def refused(name: str, error: KafkaError) -> CoordinationTopicError:
-    """The error for a message that the topic's settings do not let in."""
+    """The error for a message that the topic's settings reject."""
     return CoordinationTopicError(
-        f"the coordination topic {name!r} takes no messages: {error.str()}",
-        hint="correct the topic's settings (max.message.bytes, message.timestamp.type), and start the consumer again",
+        f"the coordination topic {name!r} accepts no messages: {error.str()}",
+        hint="correct the topic's settings (max.message.bytes, message.timestamp.type), and restart the consumer",
     )
 
 
 def refuses(error: KafkaError) -> bool:
-    """Whether the topic's settings are the reason that it does not take a message."""
+    """Whether the topic's settings are the reason for rejecting a message."""
     return error.code() in _REFUSED
 
 
@@ -137,5 +137,5 @@ def _create(admin: AdminClient, name: str, partitions: int, brokers: int, interv
     try:
         answer(admin.create_topics([topic], operation_timeout=_TIMEOUT_S)[name], _TIMEOUT_S * 2)
     except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer was quicker
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer was faster
             raise

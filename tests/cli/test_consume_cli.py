@@ -291,7 +291,7 @@ def test_a_position_is_set(scene: Scene, live: bool) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--offset", "soon"], "'soon' is no offset"),
+        (["--offset", "soon"], "'soon' is not an offset"),
         (["--offset", "7"], "holds offsets 0 to 2, not 7"),
         (["--offset", "0", "--partition", "4"], "has no partition 4"),
         (["--offset", "0", "--topic", "nowhere"], "there is no topic 'nowhere'"),

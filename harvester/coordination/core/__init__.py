@@ -1,1 +1,1 @@
-"""The decisions of coordinated consumers, pure: records of the log and time in, commands out."""
+"""The decisions of coordinated consumers, pure: log records and time in, commands out."""

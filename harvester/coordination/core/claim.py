@@ -1,35 +1,35 @@
-"""One claim, as seen by the client that wants it or holds it: events in, commands out. Pure.
+"""One claim, as seen by the client that wants or holds it: events in, commands out. Pure.
 
 Theory (proofs: docs/protocol/coordination.md). The log decides who holds a partition (`world`); this machine decides
-what a client says there, and how long it may believe what it has read:
+what a client writes to the log, and how long it may believe what it has read:
 
     IDLE ──try──▶ CLAIMING ──read back: won──▶ HELD ──release──▶ LEAVING ──drained──▶ IDLE
      ▲               │             │            ▲  │                │       (ReleasingPartition)
      │               │             └▶ FINDING ──┘  │                │
      └──lost, late───┘     (position not known)    └──taken, expired┴──▶ IDLE (StopHandingOut)
 
-*Winning.* The claim is appended and the log is read up to it; the verdict at its own offset is the answer.
-A claim that won and is not awaited any more is released. The winner sends a heartbeat at once, begins behind the
-position the log knows, and sends a heartbeat every half interval: so one that is lost leaves the claim fresh.
+*Winning.* The claim is appended and the log is read up to it; the verdict at its own offset is the answer. A claim that
+won but is no longer awaited is released. The winner sends a heartbeat at once, begins after the position known to the
+log, and sends a heartbeat every half interval: so a single lost one leaves the claim fresh.
 
 *Belief* (P28). A holder believes in its claim until 2 intervals minus a margin after it *sent* the newest message that
 it has read back as accepted: the claim is stale, and another can win, 2 intervals after that message was *appended*.
-The clock runs through suspend and is looked at before anything else. At least once, new records are handed out for one
-interval after that sending, so that a crash repeats one interval's work at most. When belief ends, a last heartbeat
-says what is processed (or ReleasingPartition, of a claim that was being given up). The log refuses it if the claim has
-ended there by then. So a client that stood still, and claims the partition again, repeats what lies behind the first
-record that was in hand, and nothing before it.
+The clock runs through suspend and is checked before anything else. At least once, new records are handed out for one
+interval after that sending, so that a crash repeats at most one interval's work. When belief ends, a last heartbeat
+reports what is processed (or ReleasingPartition, if the claim was being given up). The log refuses it if the claim has
+already ended there. So a client that hung and claims the partition again repeats what follows from the first record
+that was in hand, and nothing before it.
 
-*At most once* (P27) a batch of records up to L is not touched before its fate is in the log:
+*At most once* (P27), a batch of records up to L is not touched before its fate is in the log:
 
     fetched ──ClaimingMessages L──▶ read back: accepted ──Heartbeat L──▶ read back: accepted ──▶ Process
 
-Whoever wins the claim afterwards begins behind L. A send whose outcome is unknown is repeated; only what is read back
-counts. Other heartbeats wait meanwhile: they would end the message claim.
+Whoever wins the claim afterwards begins after L. A send whose outcome is unknown is repeated; only what is read back
+counts. Other heartbeats wait in the meantime: they would end the message claim.
 
-*A release returns what was not handed out* (P42). Nothing more is proposed, and a batch whose heartbeat is not sent
-yet is dropped. What is ours behind the last record that was handed out goes back by ReturningMessages, immediately
-before ReleasingPartition. It is never handed out here, so the successor takes it: in order, and once.
+*A release returns what was not handed out* (P42). Nothing more is proposed, and a batch whose heartbeat is not sent yet
+is dropped. What is ours after the last record that was handed out is returned by ReturningMessages, immediately before
+ReleasingPartition. It is never handed out here, so the successor takes it: in order, and once.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from harvester.coordination.core.world import NO_GENERATION, SET_TO_START, Claim
 
 @dataclass(frozen=True, slots=True)
 class TryClaim:
-    """Claim the partition. `known`: the newest generation that the log certainly has, None if that is not certain."""
+    """Claim the partition. `known`: the newest generation that the log certainly has, None if uncertain."""
 
     known: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """A message of this very instance was read in the log. Position and log time are what the log knows after it."""
+    """A message of this very instance was read in the log. Position and log time are as known to the log after it."""
 
     message: Message
     offset: int
@@ -76,14 +76,14 @@ class ReadBack:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTaken:
-    """The log says that the claim is not ours any more."""
+    """According to the log, the claim is no longer ours."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PositionFound:
-    """The position under which the claim of this generation was won, from all that is kept of the log."""
+    """The position under which the claim of this generation was won, found in the whole retained log."""
 
     generation: int
     last_offset: int | None
@@ -92,7 +92,7 @@ class PositionFound:
 
 @dataclass(frozen=True, slots=True)
 class NotSent:
-    """A message did not reach the log, or nobody knows whether it did."""
+    """A message did not reach the log, or may not have."""
 
     number: int
 
@@ -106,21 +106,23 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class BatchWaiting:
-    """At most once: a batch that ends with this offset waits to be processed."""
+    """At most once: a batch that ends at this offset waits to be processed."""
 
     last_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim:
-    """Give the partition up, in good order."""
+    """Give the partition up in an orderly way."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionDrained:
-    """Nothing of it is handed out any more. At most once, what is ours behind `last_offset` never was."""
+    """Nothing of the partition is being handed out any more. At most once, what is ours after `last_offset` never
+    was.
+    """
 
     last_offset: int | None
 
@@ -155,7 +157,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class LookBack:
-    """Find the position in the log before this offset; answer with PositionFound."""
+    """Find the position in the log before this offset; the reply is PositionFound."""
 
     place: GroupPartition
     generation: int
@@ -163,7 +165,7 @@ class LookBack:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The partition is held: consume behind `last_offset`, or further if that is not certain (`positioned`)."""
+    """The partition is held: consume after `last_offset`, or later if that is uncertain (`positioned`)."""
 
     place: GroupPartition
     generation: int
@@ -173,7 +175,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """At most once: the batch up to this offset is ours, for ever."""
+    """At most once: the batch up to this offset is permanently ours."""
 
     place: GroupPartition
     generation: int
@@ -182,7 +184,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class StopHandingOut:
-    """Hand out nothing more. `lost`: it may be another's already; else answer with PartitionDrained."""
+    """Hand out nothing more. `lost`: it may already belong to another; otherwise reply with PartitionDrained."""
 
     place: GroupPartition
     generation: int
@@ -206,13 +208,13 @@ class ClaimPhase(Enum):
     LEAVING = "leaving"
 
 
-_OFFSET_BITS = 20  # beside them there is room for the time until 2248 in 64 bits
+_OFFSET_BITS = 20  # the other bits of 64 suffice for times until 2248
 HOLDING = (ClaimPhase.FINDING, ClaimPhase.HELD, ClaimPhase.LEAVING)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimTiming:
-    """In seconds of the local clock. `margin_s`: for a clock that runs slow, and to finish what is in hand."""
+    """In seconds of the local clock. `margin_s`: allows for a slow clock, and for finishing what is in hand."""
 
     interval_s: float
     margin_s: float
@@ -228,12 +230,12 @@ class ClaimTiming:
 
     @property
     def trust_s(self) -> float:
-        """How long the sending of an accepted message proves that the claim is ours."""
+        """For how long sending an accepted message proves that the claim is ours."""
         return 2 * self.interval_s - self.margin_s
 
 
 class BatchStep(Enum):
-    """What a batch waits for."""
+    """What a batch is waiting for."""
 
     CLAIMED = "its ClaimingMessages read back"
     COMMITTED = "its Heartbeat read back"
@@ -241,7 +243,7 @@ class BatchStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedBatch:
-    """At most once: records up to `last_offset`, and the number of the message that is awaited."""
+    """At most once: records up to `last_offset`, and the number of the awaited message."""
 
     last_offset: int
     step: BatchStep
@@ -249,29 +251,31 @@ class ClaimedBatch:
 
 
 class ClaimState(NamedTuple):
-    """The machine's state. `proof_at`: when the newest message that was read back as accepted was sent.
+    """The machine's state. `proof_at`: when the newest message read back as accepted was sent.
 
-    A tuple, since each heartbeat of each claim changes it, which takes a data class four times as long.
+    A tuple, since each heartbeat of each claim changes it, which takes four times as long with a dataclass.
     """
 
     place: GroupPartition
     client: Client
     phase: ClaimPhase = ClaimPhase.IDLE
     number: int = 0  # of the last message
-    claim_number: int = 0  # of the claim that is awaited
+    claim_number: int = 0  # of the awaited claim
     generation: int = NO_GENERATION
     won_ms: int = 0  # in log time
     confirmed: int = NO_GENERATION
     last_offset: int | None = None
     proof_at: float = -math.inf
-    sent: tuple[tuple[int, float], ...] = ()  # what has not been read back, and when it was sent
+    sent: tuple[tuple[int, float], ...] = ()  # messages not read back yet, and when they were sent
     next_beat_at: float = math.inf
     batch: ClaimedBatch | None = None
     at_most_once: bool = False
 
     @property
     def token(self) -> int:
-        """The fencing token of the claim: log time in ms, and the low bits of the generation where that stands still.
+        """The fencing token of the claim: log time in ms, and the low bits of the generation for when log time stands
+        still. Offsets start over in a new or recreated coordination topic. Time does not, so a later claim has the
+        greater token, even while some consumers use the old topic and others the new one.
 
         Offsets begin again in a coordination topic that is new, or was made anew. Time does not, so whoever claims
         later has the greater token, also while some consumers use the old topic and others the new one.
@@ -279,25 +283,25 @@ class ClaimState(NamedTuple):
         return (self.won_ms << _OFFSET_BITS) | (self.generation & ((1 << _OFFSET_BITS) - 1))
 
     def awaits(self, number: int) -> bool:
-        """Whether this message was sent, and nothing has been read back since: not it, nor one behind it."""
+        """Whether this message was sent, and neither it nor a later one has been read back since."""
         return any(known == number for known, _ in self.sent)
 
     def beats(self, now: float) -> bool:
-        """A heartbeat is due."""
+        """Whether a heartbeat is due."""
         return self.phase in (ClaimPhase.HELD, ClaimPhase.LEAVING) and self.batch is None and now >= self.next_beat_at
 
     def due_at(self, pace: ClaimTiming) -> float:
-        """The moment at which time changes something, if nothing else does before."""
+        """When time alone will next change something."""
         if self.phase is ClaimPhase.CLAIMING:
             return _sent_at(self, self.claim_number) + pace.trust_s
         return min(self.trusted_until(pace), self.next_beat_at) if self.phase in HOLDING else math.inf
 
     def trusted_until(self, pace: ClaimTiming) -> float:
-        """The moment at which another may hold the partition."""
+        """When another client may hold the partition."""
         return self.proof_at + pace.trust_s if self.phase in HOLDING else -math.inf
 
     def hand_out_until(self, pace: ClaimTiming) -> float:
-        """At least once: the moment from which on no record may be given to the application."""
+        """At least once: from when on no record may be given to the application."""
         return self.proof_at + min(pace.interval_s, pace.trust_s) if self.phase is ClaimPhase.HELD else -math.inf
 
     def may_fetch(self, now: float, pace: ClaimTiming) -> bool:
@@ -310,7 +314,7 @@ Next = tuple[ClaimState, tuple[Command, ...]]
 
 
 def step(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next:
-    """One event at one moment; returns the next state and what is to be done, in order."""
+    """Process one event at one moment; returns the next state and the commands, in order."""
     if state.phase in HOLDING and now >= state.trusted_until(pace):
         state, said = _last_word(state, event, now, pace)
         state, stopped = _stop(state, "none of its messages came back in time")
@@ -320,7 +324,7 @@ def step(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next
 
 
 def _last_word(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next:
-    """At least once: say what is processed before nothing more is believed. Who is leaving says that it has left."""
+    """At least once: report what is processed before belief ends; a client that is leaving reports its release."""
     if state.at_most_once or state.phase is ClaimPhase.FINDING or isinstance(event, ClaimTaken):
         return state, ()
     if isinstance(event, Progressed):
@@ -382,7 +386,7 @@ def _read_back(state: ClaimState, event: ReadBack, now: float, pace: ClaimTiming
     if isinstance(message, ClaimingPartition):
         return _claim_read(state, event, sent_at, now, pace)
     if state.phase not in HOLDING or message.generation != state.generation:
-        return state, ()  # of a claim that is over
+        return state, ()  # of a claim that has ended
     if event.verdict is not ClaimVerdict.ACCEPTED:
         return _stop(state, "another client holds it")
     state = state._replace(proof_at=max(state.proof_at, sent_at), confirmed=event.offset)
@@ -403,7 +407,7 @@ def _claim_read(state: ClaimState, event: ReadBack, sent_at: float, now: float, 
         return won._replace(phase=ClaimPhase.FINDING), (LookBack(state.place, event.offset),)
     state, missed = _missed(state) if awaited else (state, ())
     if not event.positioned:
-        return state, missed  # a release would report a position; the claim goes stale by itself
+        return state, missed  # a release would report a position; the claim becomes stale by itself
     number, offset = state.number + 1, event.offset
     release = ReleasingPartition(state.place, state.client, number, offset, offset, event.last_offset)
     state, appended = _append(state, release, now, pace)
@@ -465,7 +469,7 @@ def _leave(state: ClaimState, reason: str) -> Next:
 
 
 def _left(state: ClaimState, last_offset: int | None, now: float, pace: ClaimTiming) -> Next:
-    """Return what is ours behind this offset, and release."""
+    """Return what is ours after this offset, and release."""
     returned: tuple[Command, ...] = ()
     if state.last_offset is not None and state.last_offset > (SET_TO_START if last_offset is None else last_offset):
         message = ReturningMessages(*_under_claim(state), last_offset)
@@ -492,7 +496,7 @@ def _heartbeat(state: ClaimState, last_offset: int | None, pace: ClaimTiming) ->
 
 
 def _under_claim(state: ClaimState) -> tuple[GroupPartition, Client, int, int, int]:
-    """The fields with which the next message of the claim begins."""
+    """The leading fields of the claim's next message."""
     return state.place, state.client, state.number + 1, state.generation, state.confirmed
 
 
@@ -506,5 +510,5 @@ def _append(state: ClaimState, message: Message, now: float, pace: ClaimTiming) 
 
 
 def _sent_at(state: ClaimState, number: int) -> float:
-    """When a message was sent; long ago, if that is forgotten."""
+    """When a message was sent; long ago if forgotten."""
     return next((at for known, at in state.sent if known == number), -math.inf)

@@ -1,31 +1,31 @@
 """All claims of one consumer, over the worlds of all partitions of the log: records and time in, commands out. Pure.
 
 Theory. The coordinator keeps a world for each partition of the coordination topic and a machine (`claim`) for each
-partition it deals with. A record changes its world first; then the machine of its partition hears of it: its own
-messages with their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats, claim, ask
-and shed (`fair_share`). Its stage bounds what it may do:
+partition it deals with. A record changes its world first; then its partition's machine is notified: of its own messages
+with their verdict, of others' messages if they have ended its claim. As time passes, it sends heartbeats, claims, asks
+and sheds (`fair_share`). Its stage limits what it may do:
 
     READING ──all partitions read to the end they had──▶ LISTENING ──nobody else has this id──▶ ACTIVE ──▶ CLOSING
                                                              └──another process has it──▶ REFUSED ◀──┘
 
-*One process for a client id.* An id that holds claims shows itself every half interval. So whoever finds that its id
-holds some listens for three quarters of one before it takes them over; a message of another instance in that time
-refuses the newcomer. A process that was wrongly taken for dead is refused when it reads that its successor has its
-claims. Of two that begin in the same moment, the one is refused that loses a claim to the other.
+*One process per client id.* An id that holds claims is visible every half interval. So a client that finds that its id
+holds some listens for three quarters of an interval before it takes them over; a message of another instance in that
+time causes the newcomer to be refused. A process wrongly taken for dead is refused when it reads that its successor has
+its claims. Of two that start at the same moment, the one that loses a claim to the other is refused.
 
-*One interval and one mode for a group.* Clients that count by different intervals would not agree on which claims are
-stale, and a record is not processed at most once if some repeat what was not committed. So claims and heartbeats carry
-their sender's interval and mode (`GroupCheck`). A newcomer that finds a client which differs and may still live ends
-before it has claimed anything. Of those that begin in the same moment with different modes the one at least once ends;
-with different intervals they warn. A client may live for 2 of *its* intervals after its last heartbeat, unless it has
-released the partition. Log time tells if it goes on; where it stands still, the newcomer listens for as long.
+*One interval and one mode per group.* Clients with different intervals would not agree on which claims are stale, and
+records are not processed at most once if some clients repeat what was not committed. So claims and heartbeats carry
+their sender's interval and mode (`GroupCheck`). A newcomer that finds a different client that may still be alive ends
+before it has claimed anything. Of clients that start at the same moment with different modes, the at-least-once ones
+end; with different intervals they warn. A client may be alive for 2 of *its* intervals after its last heartbeat, unless
+it has released the partition. Log time shows this if it advances; otherwise the newcomer listens for as long.
 
-*Heartbeats together* (P47). When a place is due for a heartbeat, all others whose claims lie in the same partition of
-the log send theirs, up to half their time early; so they are due together from then on, and go as one record
-(`Heartbeats`). So what a client writes grows with the partitions of the log, not with the places it holds. At most once
-each goes alone: it is a commit, and waited for. So does each while a client that was heard of within 2 intervals, in
-whatever partition of the log and of whatever group, is of a version that does not read the others: to it their places
-would be stale. When such a client is heard of anew, each place is due at once.
+*Combined heartbeats* (P47). When a place is due for a heartbeat, all others whose claims are in the same partition of
+the log send theirs, up to half their time early; so they are due together from then on, and are written as one record
+(`Heartbeats`). So what a client writes grows with the partitions of the log, not with the places it holds. At most
+once, each heartbeat is written separately: it is a commit, and waited for. The same applies while any client heard from
+within 2 intervals, in whatever partition of the log and of whatever group, runs a version that cannot read combined
+ones: to it their places would be stale. When such a client is newly heard from, each place is due at once.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ _CHOOSE = 0.05  # of an interval: how often all places are looked at
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Something in the log is not understood."""
+    """Something in the log cannot be interpreted."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """This consumer must end, since another live one has its client id, or counts or consumes otherwise."""
+    """This consumer must end, because another live one has its client id, or uses another interval or mode."""
 
     error: CoordinationError
 
@@ -91,7 +91,7 @@ Outcome = Command | Warn | Refuse
 
 
 class Stage(Enum):
-    """Bounds what the coordinator may do."""
+    """Limits what the coordinator may do."""
 
     READING = "reading"
     LISTENING = "listening"
@@ -101,7 +101,7 @@ class Stage(Enum):
 
 
 class Coordinator:
-    """Every method returns what is to be done, in order. One thread at a time."""
+    """Every method returns the resulting commands, in order. One thread at a time."""
 
     def __init__(self, settings: ConsumerSettings, client: Client, worlds: Mapping[int, World]) -> None:
         self.settings, self.client = settings, client
@@ -113,11 +113,11 @@ class Coordinator:
         self.choice = Choice(settings, client, self.worlds, self.holdings)
         self._group = GroupCheck(settings.timing.interval_ms, at_most_once=settings.at_most_once)
         self._ends: Mapping[int, int] = {}
-        self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
+        self._unread = set(self.worlds)  # partitions of the log not yet read to their initial end
         self._ready_at = self._next_choice_at = -math.inf
-        self._claiming: dict[GroupPartition, int] = {}  # when it was closed: the numbers of claims under way
+        self._claiming: dict[GroupPartition, int] = {}  # after closing: the numbers of claims under way
         self._topics: Mapping[str, int] = {}
-        self._together = False  # whether heartbeats went together last
+        self._together = False  # whether heartbeats were last combined
 
     # -- the log
 
@@ -173,10 +173,10 @@ class Coordinator:
             said += self._step(place, ClaimTaken(reason), now)
         return said
 
-    # -- what the consumer tells
+    # -- input from the consumer
 
     def consume(self, topics: Mapping[str, int]) -> None:
-        """The topics, with the number of partitions that each has now; call it again when that grows."""
+        """The topics, with their current number of partitions; to be called again when that grows."""
         if topics == self._topics:
             return
         group, self._topics = self.settings.group, dict(topics)
@@ -185,13 +185,13 @@ class Coordinator:
         )
 
     def tell(self, place: GroupPartition, event: Event, now: float) -> list[Outcome]:
-        """What the consumer knows of one of its claims."""
+        """An event concerning one of the consumer's claims."""
         if isinstance(event, ReleaseClaim):
             self.choice.let_go(place, now)
         return list(self._step(place, event, now))
 
     def close(self, now: float, *, release: bool = True) -> list[Outcome]:
-        """Claim nothing more; with `release` give everything up, which is done when `left` says so."""
+        """Claim nothing more; with `release`, give everything up, which is done when `left` is true."""
         self.stage = Stage.CLOSING
         self._claiming = {
             place: holding.claim_number
@@ -219,12 +219,12 @@ class Coordinator:
 
     @property
     def holds(self) -> tuple[GroupPartition, ...]:
-        """The partitions that are held, those that are being given up included."""
+        """The held partitions, including those being given up."""
         return tuple(place for place, holding in self.holdings.items() if holding.phase in HOLDING)
 
     @property
     def left(self) -> bool:
-        """Once it is closed: nothing is held, and no claim is under way that may still win and block others."""
+        """After closing: nothing is held, and no claim is under way that may still win and block others."""
         return not self.holds and not any(
             self.holdings[place].awaits(number) for place, number in self._claiming.items()
         )
@@ -254,10 +254,10 @@ class Coordinator:
         return said
 
     def _early_s(self, due: Iterable[GroupPartition], now: float) -> dict[int, float]:
-        """Seconds that heartbeats may come early now, by partition of the log; 0 where none is named."""
+        """How many seconds early heartbeats may be sent now, by partition of the log; 0 if not listed."""
         if self.settings.at_most_once:
             return {}
-        # An older client that is heard of in one partition of the log reads the others, too.
+        # An older client heard from in one partition of the log reads the others, too.
         now_ms = max(world.now_ms for world in self.worlds.values())
         before, self._together = self._together, all(world.read_together(now_ms) for world in self.worlds.values())
         if not self._together:
@@ -275,7 +275,7 @@ class Coordinator:
         roster = self.choice.roster(now)
         for place in self.choice.to_shed(roster, now):
             said += self._step(place, ReleaseClaim("others have fewer"), now)
-        for place in self.choice.to_claim(roster, now):  # nothing, where something is shed
+        for place in self.choice.to_claim(roster, now):  # nothing if something is shed
             claim = self.choice.world(place).claim(place)
             certain = claim.exact and claim.generation != NO_GENERATION
             said += self._step(place, TryClaim(claim.generation if certain else None), now)
@@ -293,7 +293,7 @@ class Coordinator:
         return now >= self._ready_at + max(own_s, others_s)
 
     def _differs(self, other: Other, now: float) -> list[Outcome]:
-        """Somebody has another interval or mode, and lives if that was not read from the past."""
+        """A client has another interval or mode; it is alive unless this was read from the past."""
         paced = other.interval_ms != self.settings.timing.interval_ms
         group, client, interval_s = self.settings.group, other.client.id, other.interval_ms / 1000
         error = (
@@ -305,17 +305,17 @@ class Coordinator:
         if self.stage is Stage.LISTENING or (self.stage is Stage.ACTIVE and yields):
             return self._end(error, "others of the group consume at most once", now)
         if self.stage is Stage.ACTIVE and self._group.is_new(other.client):
-            what = f"counts by a heartbeat interval of {interval_s:g} s" if paced else "repeats records"
-            return [Warn(f"client {client} {what}, which must not be")]
+            what = f"uses a heartbeat interval of {interval_s:g} s" if paced else "repeats records"
+            return [Warn(f"client {client} {what}, which is not allowed")]
         return []
 
     def _rival(self, message: Message, reading: Reading, holder: Client | None) -> Client | None:
-        """Another live process of our client id that goes before us, if this message shows one."""
+        """Another live process with our client id that takes precedence over us, if this message shows one."""
         us, client = self.client, message.client
         if self.stage is Stage.LISTENING and client.id == us.id and client != us:
             return client
         if self.stage is not Stage.ACTIVE or not isinstance(message, ClaimingPartition):
-            return None  # what an earlier life says late is refused by the log
+            return None  # late messages of an earlier life are refused by the log
         deposed = reading.verdict is ClaimVerdict.WON and reading.before is not None and reading.before.holder == us
         if deposed and client != us and client.id == us.id:
             return client
@@ -345,7 +345,7 @@ _COUNTS = frozenset({ClaimVerdict.WON, ClaimVerdict.ACCEPTED, ClaimVerdict.UNDEC
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A client that differs, and how it consumes."""
+    """A client with different settings, and how it consumes."""
 
     client: Client
     interval_ms: int
@@ -353,21 +353,21 @@ class Other:
 
 
 class GroupCheck:
-    """Watches for clients of the group that count by another interval or consume in the other mode."""
+    """Detects clients of the group that use another interval or mode."""
 
     def __init__(self, interval_ms: int, *, at_most_once: bool = False) -> None:
         self._interval_ms, self._at_most_once = interval_ms, at_most_once
-        self._others: dict[GroupPartition, tuple[Other, int]] = {}  # and when it was heard of
+        self._others: dict[GroupPartition, tuple[Other, int]] = {}  # and when it was heard from
         self._known: set[Client] = set()
 
     def heard(self, message: Message, verdict: ClaimVerdict, now_ms: int) -> Other | None:
-        """A message of the group, in the order of the log. Its sender, if that one differs."""
+        """Process a message of the group, in log order. Returns its sender if that one differs."""
         if verdict not in _COUNTS:
             return None
         other = self._other(message)
         if other is not None:
             self._others[message.place] = (other, now_ms)
-        elif not isinstance(message, ClaimingMessages | ReturningMessages):  # which do not tell of the interval
+        elif not isinstance(message, ClaimingMessages | ReturningMessages):  # which do not carry the interval
             self._others.pop(message.place, None)
         return other
 
@@ -388,7 +388,7 @@ class GroupCheck:
         return new
 
     def silence_ms(self, now_ms: Callable[[GroupPartition], int]) -> int:
-        """How long it has to be silent here until none of them can be alive, given the log's time at each place."""
+        """How long to listen until none of them can be alive, given the log time at each place."""
         alive = (
             2 * other.interval_ms
             for place, (other, heard_ms) in self._others.items()

@@ -1,34 +1,35 @@
 """Decides which partitions a consumer claims, asks for and gives up: who is present, and what is fair. Pure.
 
-Nobody assigns anything. Each client looks at the same log and does its own part of what follows from it (P31):
+Nobody assigns anything. Each client reads the same log and does its own part of what follows from it (P31):
 
-*Present* is who holds a partition, and who lost a claim within 2 intervals. A client that has less than others and
-finds nothing free claims a held partition all the same, once an interval. It loses, and is heard by that: it *asks*.
+*Present* is a client that holds a partition, or has lost a claim within 2 intervals. A client that has less than others
+and finds nothing free claims a held partition anyway, once an interval. It loses, and thereby makes itself heard: it
+*asks*.
 
-*Fair* is when those who ask have at most one partition less than anybody else. All holders compute the same `moves`, so
-together they give as many as are needed, and no two of them the same one. What is free, or *doubtful* (its holder was
-not heard of for an interval, which a live one is twice), goes to those who ask first: else others would give partitions
-for what the dead are about to leave, and claim nothing at the moment when it is left.
+*Fair* means that those who ask have at most one partition less than anyone else. All holders compute the same `moves`,
+so together they give as many as needed, and no two of them the same one. What is free, or *doubtful* (its holder has
+not been heard from for an interval, in which a live one writes twice), goes to those who ask first: otherwise others
+would give up partitions for what the dead are about to leave, and claim nothing at the moment when it becomes free.
 
 *Shedding.* A holder that has had to give something for a full interval releases all of it, or as many as its settings
 allow at once; the next ones no sooner than an interval later. Meanwhile it claims nothing. A release waits for what is
-in hand, for an interval at most: till then the partition is the holder's for others, and free for the holder itself,
-which would give more otherwise. It does not take it back for 2 intervals, nor does it ask: others who give may not
-have released yet.
+in hand, for at most an interval: until then the partition counts as held for others, and as free for the holder itself,
+which would otherwise give more. It does not take it back for 2 intervals, nor does it ask: others who give may not have
+released yet.
 
-*Claiming.* A partition is *open* (P28) when a claim would win now: by what the log says, or will say if its time has
-gone on as `LogTime` estimates; or when the client id that holds it is ours, from an earlier life (P29); or when nothing
-was heard of it for 2 intervals of the *local* clock. If the estimate was wrong the claim loses, and is tried again. A
-reader that is not certain about a partition allows for `clock_step` besides (P30). What is open is taken up to
-floor(partitions / present), and up to ceil(partitions / present) unless somebody who asks has less. Beyond it one
-partition an interval, and only while nobody asks: others may be bounded to fewer than their share. For its first half
-interval a client takes one at most, or only what its id held already, so that those who start together hear of each
-other before the first of them has taken everything. The same goes for half an interval after an outage, in which
-nothing of the log was read for an interval: everybody has its own again, and nothing has to be given.
+*Claiming.* A partition is *open* (P28) if a claim would win now: according to the log, or as it will be if log time has
+advanced as `LogTime` estimates; or if our own client id holds it, from an earlier life (P29); or if nothing was heard
+of it for 2 intervals of the *local* clock. If the estimate was wrong, the claim loses and is retried. A reader that is
+not certain about a partition also allows for `clock_step` (P30). Open partitions are taken up to floor(partitions /
+present), and up to ceil(partitions / present) unless someone who asks has less. Beyond that, one partition per
+interval, and only while nobody asks: others may be limited to fewer than their share. For its first half interval a
+client takes at most one, or only what its id already held, so that clients starting together hear of each other before
+the first of them has taken everything. The same applies for half an interval after an outage in which nothing of the
+log was read for an interval: everyone gets their own partitions back, and nothing has to be given.
 
 Shares are counted in *units*: partitions, or with whole topics their first partitions, whose holder alone claims the
-others. Each client prefers the partitions in an order of its own (rendezvous hashing), so that several rarely reach for
-the same one.
+others. Each client prefers the partitions in its own order (rendezvous hashing), so that several clients rarely reach
+for the same one.
 """
 
 from __future__ import annotations
@@ -49,40 +50,40 @@ from harvester.delivery.partitioner import murmur2
 
 @lru_cache(maxsize=1 << 16)
 def log_partition(place: GroupPartition, partitions: int) -> int:
-    """Which of the coordination topic's `partitions` speaks of a partition.
+    """Which of the coordination topic's `partitions` a partition's messages go to.
 
-    The hash of Kafka's default partitioner, its sign bit left out, over the topic as UTF-8 and the partition as four
+    The hash of Kafka's default partitioner, ignoring the sign bit, over the topic as UTF-8 and the partition as four
     bytes, most significant first. The group is not part of it. The number is fixed for the life of the coordination
-    topic: with another one two clients would look for the same claim in different places, and both would win it.
+    topic: with different numbers, two clients would look for the same claim in different places, and both would win it.
     """
     return murmur2(place.topic.encode() + pack(">i", place.partition)) % partitions
 
 
 class LogTime:
-    """Estimates what time it is in the log between its records: log time stands still while nobody writes (P28).
+    """Estimates the log time between its records: it stands still while nobody writes (P28).
 
     A record is read after it was appended, so its log time plus the local time since it was read is never ahead of its
-    broker's clock. The best such estimate of all partitions is taken. Brokers' clocks differ, and a local clock has its
-    own rate, so this says when to try; whether a claim wins is said by the log alone.
+    broker's clock. The best such estimate over all partitions is used. Brokers' clocks differ, and a local clock has
+    its own rate, so this determines when to try; only the log decides whether a claim wins.
     """
 
     def __init__(self) -> None:
-        self._ahead_s: dict[int, float] = {}  # of the local clock, by partition of the log
+        self._ahead_s: dict[int, float] = {}  # ahead of the local clock, by partition of the log
 
     def read(self, partition: int, now_ms: int, now: float) -> None:
-        """A record was read: the log time there is now this; `now` is local."""
+        """A record was read: log time there is now `now_ms`; `now` is local."""
         self._ahead_s[partition] = now_ms / 1000 - now
 
     def now_ms(self, now: float) -> int:
-        """At a local time; 0 before the first record."""
+        """The estimate at a local time; 0 before the first record."""
         return max(0, math.floor(1000 * (now + max(self._ahead_s.values(), default=-now))))
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """`counts`: units by client id, of all that are present, oneself included. `asking`: ids, oneself left out.
+    """`counts`: units by client id, of all present clients including oneself. `asking`: ids, excluding oneself.
 
-    `doubtful`: of how many of a client's units nothing was heard for an interval.
+    `doubtful`: how many of a client's units have not been heard of for an interval.
     """
 
     counts: Mapping[str, int]
@@ -93,27 +94,27 @@ class Roster:
 
     @property
     def fair(self) -> int:
-        """The most that a client has when all have their share."""
+        """The most that a client has when everyone has their share."""
         return -(-self.places // max(1, len(self.counts)))
 
     @property
     def least_asking(self) -> int | None:
-        """What the one has that asks and has least; None when nobody asks."""
+        """The lowest count among those who ask; None if nobody asks."""
         return min((self.counts.get(client, 0) for client in self.asking), default=None)
 
     def may_claim(self, mine: int) -> bool:
-        """Whether a client with so many units, claims under way included, takes a free one within its share."""
+        """Whether a client with `mine` units, including claims under way, takes a free one within its share."""
         least = self.least_asking
         if mine < self.places // max(1, len(self.counts)):
-            return True  # there is as much for everybody
+            return True  # there are enough for everyone
         return mine < self.fair and (least is None or mine <= least)
 
     def has_reason_to_ask(self, mine: int) -> bool:
-        """Whether somebody has so much more that a unit could move without turning the tables."""
+        """Whether another client has so much more that moving a unit would not reverse the imbalance."""
         return max(self.counts.values(), default=0) >= mine + 2
 
     def moves(self) -> Counter[str]:
-        """How many units each holder has to give."""
+        """How many units each holder has to give up."""
         counts = Counter(self.counts)
         given: Counter[str] = Counter()
         if not self.asking:
@@ -133,14 +134,14 @@ class Roster:
 
 @dataclass(slots=True)
 class Shedding:
-    """When a holder gives something: the bounds in time of P31. Times are of the local clock."""
+    """When a holder gives something up: the time limits of P31. Times are of the local clock."""
 
     interval_s: float
     above_since: float | None = None
     next_at: float = -math.inf
 
     def due(self, has_to_give: bool, now: float) -> bool:
-        """Whether that is now."""
+        """Whether something is to be given up now."""
         if not has_to_give:
             self.above_since = None
             return False
@@ -152,12 +153,12 @@ class Shedding:
         return True
 
     def may_claim(self, now: float) -> bool:
-        """Not in the interval after something was shed."""
+        """False in the interval after something was shed."""
         return now >= self.next_at
 
 
 def preferred(client_id: str, places: Iterable[GroupPartition]) -> list[GroupPartition]:
-    """The partitions in the order in which this client would take them."""
+    """The partitions in this client's order of preference."""
     return sorted(places, key=lambda place: (_weight(client_id, place), place))
 
 
@@ -172,7 +173,7 @@ def _lowest(counts: Mapping[str, int], among: Collection[str]) -> str:
 class Choice:
     """Chooses for one client, over the worlds by partition of the log and the client's own claims (`holdings`).
 
-    What was heard and tried when is kept on the local clock.
+    Times at which something was heard or tried are of the local clock.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Choice:
     ) -> None:
         self._settings, self._me, self._worlds, self._holdings = settings, client.id, worlds, holdings
         self._interval_s = settings.heartbeat_interval_s
-        self._places: list[GroupPartition] = []  # of the subscribed topics, in the order that this client prefers
+        self._places: list[GroupPartition] = []  # of the subscribed topics, in this client's order of preference
         self._units: list[GroupPartition] = []
         self._ready_at = self._first_until = self._read_at = -math.inf
         self._heard_at: dict[GroupPartition, float] = {}
@@ -194,16 +195,16 @@ class Choice:
         self._next_ask_at = self._next_extra_at = -math.inf
         self._left_over_since: float | None = None
 
-    # -- what it is told
+    # -- input
 
     def consume(self, places: Iterable[GroupPartition]) -> None:
         self._places = preferred(self._me, places)
         self._units = [place for place in self._places if not self._settings.whole_topics or place.partition == 0]
         for place in self._places:
-            self.world(place)  # its partition of the log is remembered from here on
+            self.world(place)  # registers its partition of the log
 
     def ready(self, now: float) -> None:
-        """The log is read to the end it had: silence counts from here."""
+        """The log is read to its initial end: silence counts from here."""
         self._ready_at = now
 
     def active(self, now: float) -> None:
@@ -211,7 +212,7 @@ class Choice:
         self._first_until = now + self._interval_s / 2
 
     def read(self, partition: int, now_ms: int, now: float) -> None:
-        """A record was read in a partition of the log, where the log time is now this."""
+        """A record was read in a partition of the log, where log time is now `now_ms`."""
         self._log_time.read(partition, now_ms, now)
         self._read_at = now
 
@@ -229,13 +230,13 @@ class Choice:
         self._retry_at[place] = now + wait_s
 
     def let_go(self, place: GroupPartition, now: float) -> None:
-        """It is given up for others to claim: an interval at most until it is released, and another one for them."""
+        """It is given up for others to claim: at most an interval until it is released, and another one for them."""
         self._retry_at[place] = now + 2 * self._interval_s
 
-    # -- what it chooses
+    # -- decisions
 
     def to_shed(self, roster: Roster, now: float) -> list[GroupPartition]:
-        """What is given up now, for those who have fewer."""
+        """What to give up now, for those who have fewer."""
         surplus = roster.moves()[self._me]
         if not self._shedding.due(surplus > 0, now) or not roster.counts[self._me]:
             return []
@@ -248,7 +249,7 @@ class Choice:
         return given
 
     def orphans(self) -> list[GroupPartition]:
-        """With whole topics: what is held of a topic whose first partition is not."""
+        """With whole topics: the held partitions of topics whose first partition is not held."""
         if not self._settings.whole_topics:
             return []
         return [
@@ -258,20 +259,20 @@ class Choice:
         ]
 
     def fewer_elsewhere(self, now: float) -> bool:
-        """Whether another client that is present has less: who could take something over.
+        """Whether another present client has less, and so could take something over.
 
-        Not while one asks: it is given its share as it is, and both together would be more than anybody may take.
+        Not while one asks: it gets its share anyway, and both together would exceed the limit.
         """
         roster = self.roster(now)
         return not roster.asking and min(roster.counts.values()) < roster.counts[self._me]
 
     def to_claim(self, roster: Roster, now: float) -> list[GroupPartition]:
-        """What is claimed now: what is open, within the share, and if nothing is, perhaps one in vain, to ask."""
+        """What to claim now: what is open, within the share, and if there is nothing, perhaps one in vain, to ask."""
         if now - self._read_at > self._interval_s:
-            self.active(now)  # an outage: it begins anew
+            self.active(now)  # an outage: start over
         if not self._shedding.may_claim(now):
             return []
-        if roster.counts[self._me] == len(self._places):  # all is ours: there is nothing to look for
+        if roster.counts[self._me] == len(self._places):  # everything is ours: nothing to look for
             self._left_over_since = None
             return []
         units = frozenset(self._units)
@@ -311,7 +312,7 @@ class Choice:
         return self._phase(GroupPartition(place.group, place.topic, 0)) is not ClaimPhase.HELD
 
     def _may_take(self, roster: Roster, mine: int, now: float) -> bool:
-        """One unit more. What goes beyond the fair share is taken only when it was left over for an interval."""
+        """Whether to take one more unit. Beyond the fair share, only what was left over for an interval."""
         if now < self._first_until and (mine > 0 or any(map(self._is_ours, self._units))):
             return False
         if roster.may_claim(mine):
@@ -323,7 +324,7 @@ class Choice:
         return True
 
     def _to_ask(self, roster: Roster, now: float) -> list[GroupPartition]:
-        """A unit of whoever has most."""
+        """A unit of the client that has most."""
         if now < self._next_ask_at:
             return []
         self._next_ask_at = now + self._interval_s
@@ -348,19 +349,19 @@ class Choice:
         return self._silent_for(place, now) > 2 * self._interval_s + allowance_s
 
     def _is_ours(self, place: GroupPartition) -> bool:
-        """Whether the log certainly has our client id as the holder."""
+        """Whether our client id is certainly the holder according to the log."""
         claim = self.world(place).claim(place)
         return claim.exact and claim.holder is not None and claim.holder.id == self._me
 
     def _gives(self, place: GroupPartition, holder: Client) -> bool:
-        """Whether it is being released, or was, and the log does not say so yet."""
+        """Whether it is being released, or was, but not yet according to the log."""
         return holder.id == self._me and self._phase(place) in (ClaimPhase.LEAVING, ClaimPhase.IDLE)
 
     def _silent_for(self, place: GroupPartition, now: float) -> float:
         return now - max(self._heard_at.get(place, self._ready_at), self._ready_at)
 
     def roster(self, now: float) -> Roster:
-        """Who holds how many, as the log and the clock have it now."""
+        """Who holds how many, according to the log and the clock."""
         log_ms = self._log_time.now_ms(now)
         counts = {self._me: 0}
         doubtful: Counter[str] = Counter()

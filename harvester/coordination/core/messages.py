@@ -1,29 +1,29 @@
-"""What clients say on the coordination topic, and the text it travels as. Pure.
+"""The messages of clients on the coordination topic, and their text form. Pure.
 
-A message is one line that a person can read with a console consumer:
+A message is one line, readable with a console consumer:
 
     Heartbeat v1 group=billing topic=orders partition=3 client=b-1 instance=5f0c number=7 generation=41 confirmed=52
     last_offset=1041
 
-(one line, broken here). The first word is the kind, the second the version of that kind, then its fields in this
-order, each once. Names are percent-encoded (RFC 3986: all but letters, digits and `_.-~`, as UTF-8), so no name can
-contain a blank, a `=` or a `/`; numbers are decimal; `-` stands for a number that there is none of.
+(one line, wrapped here). The first word is the kind, the second the version of that kind, followed by its fields in
+this order, each once. Names are percent-encoded (RFC 3986: everything but letters, digits and `_.-~`, as UTF-8), so no
+name can contain a blank, a `=` or a `/`; numbers are decimal; `-` stands for a missing number.
 
-All kinds carry the fields of the original protocol and four more. `instance` tells apart two lives of one client id
+All kinds carry the fields of the original protocol and four more. `instance` distinguishes two lives of one client id
 (P29). `number` counts the messages of an instance, so that it recognises each of them when it reads the log.
-`generation` is the offset of the claim under which the message is sent; with ClaimingPartition, the newest that its
-sender knows for certain. `confirmed` is the offset of the newest message under that claim which its sender has read
-back as accepted, at first the claim's own: from it a reader that came late learns what was true there (`world`).
+`generation` is the offset of the claim under which the message is sent; in ClaimingPartition, the newest that its
+sender knows for certain. `confirmed` is the offset of the newest message under that claim that its sender has read back
+as accepted, initially the claim's own: from it a late reader learns what was true there (`world`).
 
-A client that holds many places says most of its heartbeats *together*, one record for all that lie in a partition of
-the topic. Each counts as if it stood alone at the record's offset:
+A client that holds many places sends most of its heartbeats *combined*, one record for all places in the same partition
+of the topic. Each counts as if it were a separate message at the record's offset:
 
     Heartbeats v1 group=billing client=b-1 instance=5f0c~ interval_ms=5000 orders/3=7:41:52:1041 orders/4=9:42:53:-
 
-with a place's number, generation, confirmed and last_offset behind its name. Who can read that says so by the `~` at
-the end of its instance.
+with a place's number, generation, confirmed and last_offset after its name. A client that can read this indicates it by
+the `~` at the end of its instance.
 
-Text that is no message of a version known here is `Unreadable`, a value with the reason: it changes nothing, and the
+Text that is not a message of a known version is `Unreadable`, a value with the reason: it changes nothing, and the
 reader warns.
 """
 
@@ -35,15 +35,15 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote, unquote
 
 VERSION = 1
-MAX_BYTES = 65_536  # of a record
-MOST_TOGETHER = 150  # heartbeats in a record: with the longest names that Kafka allows they have room in it
+MAX_BYTES = 65_536  # per record
+MOST_TOGETHER = 150  # heartbeats per record: they fit even with the longest names that Kafka allows
 _MAX_NUMBER = 2**63
 _NONE = "-"
 _READS_TOGETHER = "~"
 
 
 class GroupPartition(NamedTuple):
-    """A partition of a topic, for a group: the unit of claims. A tuple, since it is hashed all the time."""
+    """A partition of a topic, for a group: the unit of claims. A tuple, since it is hashed constantly."""
 
     group: str
     topic: str
@@ -61,12 +61,12 @@ class Client(NamedTuple):
 
     @classmethod
     def begin(cls, client_id: str, instance: str) -> Client:
-        """A life of this version."""
+        """A life of the current version."""
         return cls(client_id, instance + _READS_TOGETHER)
 
     @property
     def reads_together(self) -> bool:
-        """It is of a version that reads `Heartbeats`."""
+        """Whether its version reads `Heartbeats`."""
         return self.instance.endswith(_READS_TOGETHER)
 
 
@@ -78,7 +78,7 @@ class _Said:
     generation: int | None
     confirmed: int | None
 
-    carries: ClassVar[str | None] = None  # how the position's field is called
+    carries: ClassVar[str | None] = None  # name of the position's field
 
     @property
     def parts(self) -> tuple[Message, ...]:
@@ -88,9 +88,9 @@ class _Said:
 
 @dataclass(frozen=True, slots=True)
 class ClaimingPartition(_Said):
-    """The wish to hold a partition. The earliest wins; the record's own offset is the generation.
+    """A request to hold a partition. The earliest wins; the record's own offset is the generation.
 
-    Here and in a heartbeat: the HeartbeatInterval that its sender counts by, and its mode.
+    Carries, like a heartbeat, its sender's HeartbeatInterval and mode.
     """
 
     interval_ms: int | None = None
@@ -99,7 +99,7 @@ class ClaimingPartition(_Said):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(_Said):
-    """The holder lives, and has processed everything up to `last_offset`; None: nothing yet."""
+    """The holder is alive, and has processed everything up to `last_offset`; None: nothing yet."""
 
     last_offset: int | None
     interval_ms: int | None = None
@@ -109,7 +109,7 @@ class Heartbeat(_Said):
 
 @dataclass(frozen=True, slots=True)
 class ReleasingPartition(_Said):
-    """The holder gives the partition up, everything up to `last_offset` processed."""
+    """The holder gives the partition up, with everything up to `last_offset` processed."""
 
     last_offset: int | None
     carries: ClassVar[str | None] = "last_offset"
@@ -125,7 +125,7 @@ class ClaimingMessages(_Said):
 
 @dataclass(frozen=True, slots=True)
 class ReturningMessages(_Said):
-    """At most once: the holder gives back the records behind `last_offset` that it claimed, and never takes them.
+    """At most once: the holder returns the claimed records after `last_offset`, and never takes them.
 
     None: all from offset 0 on.
     """
@@ -136,7 +136,7 @@ class ReturningMessages(_Said):
 
 @dataclass(frozen=True, slots=True)
 class SettingPosition(_Said):
-    """An administrator ends whatever claim there is, and lets the next one begin behind `last_offset`."""
+    """An administrator ends any claim, and makes the next one begin after `last_offset`."""
 
     last_offset: int | None
     carries: ClassVar[str | None] = "last_offset"
@@ -147,14 +147,14 @@ Message = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeats:
-    """Those of a client for several places of a group, none of them at most once. At least one."""
+    """The heartbeats of a client for several places of a group, none of them at most once. At least one."""
 
     parts: tuple[Heartbeat, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record that is no message to this version; for the log of the process."""
+    """A record that is not a message to this version; for the process's log."""
 
     reason: str
 
@@ -171,7 +171,7 @@ _FIELDS = ("group", "topic", "partition", "client", "instance", "number", "gener
 
 
 def encode(message: Message | Heartbeats) -> bytes:
-    """The record's value. Raises UnicodeEncodeError for a name that is no text (half a surrogate pair)."""
+    """The record's value. Raises UnicodeEncodeError for a name with a lone surrogate."""
     if isinstance(message, Heartbeats):
         return _encode_together(message.parts)
     place, client = message.place, message.client
@@ -199,16 +199,18 @@ def _encode_together(beats: tuple[Heartbeat, ...]) -> bytes:
 
 
 def may_concern(group: str, topics: Iterable[str]) -> Callable[[bytes | None], bool]:
-    """False of records that say nothing of a group's places in these topics, in a twentieth of the time to read one."""
+    """A quick test, in a twentieth of the time to parse a record: False if it says nothing of a group's places in these
+    topics.
+    """
     of_group = f" group={_name(group)} ".encode("ascii")
     of_topics = [form.encode("ascii") for name in map(_name, topics) for form in (f" topic={name} ", f" {name}/")]
     return lambda value: value is not None and of_group in value and any(each in value for each in of_topics)
 
 
 def decode(value: bytes | None) -> Message | Heartbeats | Unreadable:
-    """The message, or why it is none. Raises nothing."""
+    """The message, or why it is not one. Raises nothing."""
     if not value or len(value) > MAX_BYTES:
-        return Unreadable(f"a record of {len(value or b'')} bytes is no message")
+        return Unreadable(f"a record of {len(value or b'')} bytes is not a message")
     try:
         return _parse(value.decode("ascii"))
     except ValueError as error:  # UnicodeDecodeError is one
@@ -219,7 +221,7 @@ def _parse(text: str) -> Message | Heartbeats | Unreadable:
     kind, *words = text.split(" ")
     together = kind == Heartbeats.__name__
     if not words or not (together or kind in _KINDS):
-        return Unreadable(f"{text[:40]!r} is no kind of message known here")
+        return Unreadable(f"{text[:40]!r} is not a known kind of message")
     if words[0] != f"v{VERSION}":
         return Unreadable(f"a {kind} of version {words[0][:20]!r}: this program reads v{VERSION}, a newer one wrote it")
     if together:
@@ -234,13 +236,13 @@ def _parse(text: str) -> Message | Heartbeats | Unreadable:
         if found and found[-1][0] == _INTERVAL:
             said[_INTERVAL] = _whole(found.pop()[2])
     if tuple(field for field, _, _ in found) != expected:
-        return Unreadable(f"a {kind} has other fields than {', '.join(expected)}")
+        return Unreadable(f"a {kind} has fields other than {', '.join(expected)}")
     group, topic, partition, client, instance, number, *numbers = (text for _, _, text in found)
     place = GroupPartition(_unname(group), _unname(topic), _whole(partition))
     sender = Client(_unname(client), _unname(instance))
     rest = [_optional(text) for text in numbers]
     if made is ClaimingMessages and rest[-1] is None:
-        return Unreadable("a ClaimingMessages names no offset")
+        return Unreadable("a ClaimingMessages has no offset")
     build: Callable[..., Message] = made
     return build(place, sender, _whole(number), *rest, **said)
 
@@ -249,7 +251,7 @@ def _parse_together(words: list[str]) -> Heartbeats | Unreadable:
     found = [word.partition("=") for word in words]
     who, places = found[: len(_FIELDS_TOGETHER)], found[len(_FIELDS_TOGETHER) :]
     if tuple(field for field, _, _ in who) != _FIELDS_TOGETHER or not places:
-        return Unreadable(f"Heartbeats have other fields than {', '.join(_FIELDS_TOGETHER)} and places")
+        return Unreadable(f"Heartbeats have fields other than {', '.join(_FIELDS_TOGETHER)} and places")
     group, client, instance, interval = (text for _, _, text in who)
     of, sender, interval_ms = _unname(group), Client(_unname(client), _unname(instance)), _optional(interval)
     beats = []
@@ -257,7 +259,7 @@ def _parse_together(words: list[str]) -> Heartbeats | Unreadable:
         topic, _, partition = place.partition("/")
         numbers = text.split(":")
         if len(numbers) != len(_NUMBERS):
-            return Unreadable(f"a place of Heartbeats has other numbers than {', '.join(_NUMBERS)}")
+            return Unreadable(f"a place of Heartbeats has numbers other than {', '.join(_NUMBERS)}")
         number, generation, confirmed, last_offset = numbers
         beats.append(
             Heartbeat(
@@ -269,7 +271,7 @@ def _parse_together(words: list[str]) -> Heartbeats | Unreadable:
 
 
 def position(message: Message) -> int | None:
-    """The last offset that it reports as processed; None for those that report none."""
+    """The last offset reported as processed; None if the message reports none."""
     return None if isinstance(message, ClaimingPartition | ClaimingMessages) else message.last_offset
 
 
@@ -291,8 +293,8 @@ def _optional(text: str) -> int | None:
 
 def _whole(text: str) -> int:
     if not text.isdecimal() or len(text) > 19:
-        raise ValueError(f"{text[:40]!r} is no number")
+        raise ValueError(f"{text[:40]!r} is not a number")
     number = int(text)
     if number >= _MAX_NUMBER:
-        raise ValueError(f"{text} has no room in 64 bits")
+        raise ValueError(f"{text} does not fit into 64 bits")
     return number

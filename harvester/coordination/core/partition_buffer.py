@@ -1,16 +1,16 @@
-"""Holds the records of a held partition on their way to the application, and knows what is processed. Pure.
+"""Holds the records of a held partition on their way to the application, and tracks what is processed. Pure.
 
-Records come from Kafka in order and wait in `fetched`. They are handed out in batches: at least once all that is there,
-at most once what was proposed and is ours since (`owned`). A record is processed when the application finishes it, in
-any order; at most once, when it is handed out. What counts is the *prefix*: everything that was delivered up to its end
-is processed, and a successor begins behind it. Offsets that Kafka never delivers (markers of transactions, what
-compaction removed) are no holes in it.
+Records come from Kafka in order and wait in `fetched`. They are handed out in batches: at least once everything that
+has arrived, at most once what was proposed and has become ours (`owned`). A record is processed when the application
+finishes it, in any order; at most once, when it is handed out. What counts is the *prefix*: everything delivered up to
+its end is processed, and a successor begins after it. Offsets that Kafka never delivers (transaction markers, compacted
+records) leave no holes in it.
 
-*Two threads.* The claim is asked immediately before each record, and that must not cost more than the record does. So
-its answer is kept as a moment, `until`: the consumer's thread sets it when it opens a batch, and a record is handed out
-if it is earlier now; the coordination's thread can only end it. `given` is raised before `until` is looked at, and
-`until` is ended before `given` is looked at. So either the record is held back, or whoever gives the claim up sees that
-it is in hand.
+*Two threads.* The claim is checked immediately before each record, and that must not cost more than the record itself.
+So the answer is stored as a point in time, `until`: the consumer's thread sets it when it opens a batch, and a record
+is handed out if that time has not come; the coordination's thread can only end it. `given` is raised before `until` is
+read, and `until` is ended before `given` is read. So either the record is held back, or the thread that gives the claim
+up sees that it is in hand.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from harvester.coordination.settings import Open, OutOfRangePolicy
 
 
 def start(committed: int | None, last_offset: int | None, *, positioned: bool = True) -> int | None:
-    """The offset at which a claim begins; None for the first record that there is.
+    """The offset at which a claim begins; None for the first existing record.
 
-    Kafka's group offset (`committed`) counts only where the log is not certain. Beside a certain position it must not:
-    a holder that was frozen may write its own at any time after an administrator has set the position back.
+    Kafka's group offset (`committed`) counts only if the log is not certain. With a certain position it must be
+    ignored: a holder that was frozen may write its own at any time after an administrator has set the position back.
     """
     if positioned and last_offset is not None:
         return last_offset + 1
@@ -38,36 +38,36 @@ def start(committed: int | None, last_offset: int | None, *, positioned: bool = 
 
 
 def resume(offset: int, first: int, end: int, policy: OutOfRangePolicy) -> int | None:
-    """The offset to go on with instead of `offset`, which may lie outside `first` to `end`; None is an error.
+    """The offset to continue with instead of `offset`, which may be outside `first` to `end`; None is an error.
 
-    A position beyond the end is an error under any policy: the topic was made anew, or lost records that had been
-    acknowledged, and to begin below it would be to rewind.
+    A position beyond the end is an error under any policy: the topic was recreated, or lost acknowledged records, and
+    beginning below it would mean rewinding.
     """
     if first <= offset <= end:
-        return offset  # it is there after all
+        return offset  # it exists after all
     if offset > end or policy == "error":
         return None
     return first if policy == "earliest" else end
 
 
 class Health:
-    """Whether a consumer keeps up with a partition that it holds, from one look each interval.
+    """Whether a consumer keeps up with a held partition, from one sample per interval.
 
-    It falls behind when more records have waited to be handed out at each of the last `samples` looks than at the one
-    before, and now more wait than were handed out in all that time: at this speed it does not catch up. What is handed
-    out and not processed yet does not wait: one record that is committed late would look like a consumer that stands
-    still. Where too many are open, no more are handed out, and those wait.
+    It falls behind when more records have waited to be handed out at each of the last `samples` looks than at the
+    previous one, and now more wait than were handed out in all that time: at this speed it does not catch up. Records
+    handed out but not processed do not count as waiting: one late commit would look like a stalled consumer. If too
+    many are open, no more are handed out, and those wait.
     """
 
     __slots__ = ("_looks",)
 
     def __init__(self, samples: int = 4) -> None:
         if samples < 2:
-            raise ValueError("a trend takes two samples")
+            raise ValueError("a trend requires two samples")
         self._looks: deque[tuple[int, int]] = deque(maxlen=samples)  # next offset to hand out, end of the partition
 
     def look(self, next_offset: int, end_offset: int) -> None:
-        """Once an interval: what is handed out next, and where the partition ends."""
+        """To be called once an interval with the next offset to hand out, and the partition's end."""
         self._looks.append((next_offset, end_offset))
 
     @property
@@ -80,20 +80,24 @@ class Health:
 
 
 class PartitionProgress:
-    """The prefix of what is processed under one claim. `last_offset` is its end; None before the first record."""
+    """The processed prefix under one claim. `last_offset` is its end; None before the first record."""
 
     __slots__ = ("_done", "last_offset")
 
     def __init__(self, last_offset: int | None = None) -> None:
         self.last_offset = last_offset
-        self._done: dict[int, bool] = {}  # of what was delivered behind the prefix, in order
+        self._done: dict[int, bool] = {}  # records delivered behind the prefix, in order
 
     def deliver(self, offset: int, *, done: bool = False) -> None:
-        """Given to the application; offsets come in order. `done`: and processed, while one before it is not."""
+        """A record is given to the application; offsets come in order. `done`: it is processed although an earlier one
+        is not.
+        """
         self._done[offset] = done
 
     def finish(self, *offsets: int) -> bool:
-        """Processed. Whether the prefix has grown; a record that was not delivered, or is done, changes nothing."""
+        """Records are processed. Returns whether the prefix has grown; undelivered or finished records change
+        nothing.
+        """
         for offset in offsets:
             if offset in self._done:
                 self._done[offset] = True
@@ -118,24 +122,24 @@ class PartitionProgress:
 
     @property
     def last_delivered(self) -> int | None:
-        """The end of the prefix, if nothing was delivered behind it."""
+        """The last delivered offset; the end of the prefix if nothing was delivered behind it."""
         return next(reversed(self._done), self.last_offset)
 
     @property
     def open_records(self) -> int:
-        """Delivered, and not in the prefix."""
+        """The number of records delivered but not in the prefix."""
         return len(self._done)
 
 
-_NOT_COUNTED = -2  # less by one at least than any number of records that were given
+_NOT_COUNTED = -2  # below `given` - 1, whatever `given` is
 
 
 class RecordBatch:
-    """Records of one partition that are handed out one after the other, until a moment has come.
+    """Records of one partition that are handed out one after the other, until a point in time.
 
-    `done` counts the first ones that are processed, as long as they are finished in the order in which they were given;
-    any other order goes by the partition's progress, record by record. `behind`: progress knows of one before them that
-    is still open, so they are no part of the processed prefix yet.
+    `done` counts the first records that are processed, as long as they are finished in the order in which they were
+    given; any other order is recorded in the partition's progress, record by record. `behind`: an earlier record is
+    still open in progress, so these are not part of the processed prefix yet.
     """
 
     __slots__ = ("behind", "done", "ended", "given", "place", "records", "told", "until")
@@ -145,10 +149,10 @@ class RecordBatch:
         self.until = -math.inf
         self.ended = False
         self.given = self.done = 0
-        self.told = 0  # how many of them progress knows
+        self.told = 0  # how many of them are recorded in progress
 
     def take(self, now: float) -> Any:
-        """The next record, or None: there is none, or it must not be handed out now."""
+        """The next record, or None if there is none or it must not be handed out now."""
         given = self.given
         if given < len(self.records):
             self.given = given + 1
@@ -158,7 +162,7 @@ class RecordBatch:
         return None
 
     def take_some(self, most: int, now: float) -> list[Any]:
-        """The next ones, at most so many, in equal parts of what is left; none if they must not be handed out now."""
+        """Up to `most` next records, in equal parts of the rest; none if they must not be handed out now."""
         given, left = self.given, len(self.records) - self.given
         if not left or not most:
             return []
@@ -170,7 +174,7 @@ class RecordBatch:
         return []
 
     def handed_out(self, clock: Callable[[], float]) -> Iterator[Any]:
-        """The same for one after the other, which is quicker."""
+        """Hands out one record after the other, which is faster."""
         records, count = self.records, len(self.records)
         given = self.given
         while given < count:
@@ -179,10 +183,10 @@ class RecordBatch:
                 self.given = given
                 return
             yield records[given]
-            given = self.given  # some may have been taken meanwhile
+            given = self.given  # some may have been taken in the meantime
 
     def finish(self, record: Any) -> bool:
-        """Processed; whether that was all there is to note: it is the one that was given last, and none is open."""
+        """A record is processed; True if nothing else needs recording: it was given last, and none is open."""
         last = self.given - 1
         if self.done == last and self.records[last] is record:
             self.done = last + 1
@@ -190,7 +194,7 @@ class RecordBatch:
         return False
 
     def finish_some(self, records: list[Any]) -> bool:
-        """The same for several: they are all that are open."""
+        """The same for several: they are all the open ones."""
         done, given = self.done, self.given
         if 0 <= done == given - len(records) and self.records[done:given] == records:
             self.done = given
@@ -206,11 +210,11 @@ class RecordBatch:
         return False
 
     def is_open(self, now: float) -> bool:
-        """A record of it may be handed out now."""
+        """Whether a record of it may be handed out now."""
         return now < self.until and self.given < len(self.records)
 
     def begin(self, until: float) -> None:
-        """It is handed out until then; one that has ended is not, whichever thread has ended it."""
+        """Hand it out until then, unless any thread has already ended it."""
         self.until = until
         if self.ended:
             self.until = -math.inf
@@ -220,12 +224,12 @@ class RecordBatch:
         self.until = -math.inf
 
     def give_back(self) -> None:
-        """Nothing more ever is."""
+        """Nothing more of it will be handed out."""
         self.end()
         del self.records[self.given :]
 
     def tell(self, progress: PartitionProgress) -> None:
-        """Let progress know what was handed out since, and what of it is done; it is not counted here any more."""
+        """Record in progress what was handed out since, and what of it is done; it is no longer counted here."""
         given = self.given
         if self.done > self.told:
             if self.behind:
@@ -240,7 +244,7 @@ class RecordBatch:
             self.told, self.done = given, _NOT_COUNTED
 
     def count_again(self, *, behind: bool) -> None:
-        """Begin with the record that is given next; progress knows of all before it."""
+        """Start counting at the record given next; progress knows all before it."""
         self.done, self.behind = self.told, behind
 
     @property
@@ -252,7 +256,7 @@ NOTHING = RecordBatch(GroupPartition("", "", 0), [])
 
 
 class PartitionBuffer:
-    """Of one partition under one claim. `stopping_at`: when a release stops waiting for what is in hand."""
+    """The records of one partition under one claim. `stopping_at`: when a release stops waiting for what is in hand."""
 
     def __init__(
         self,
@@ -267,25 +271,25 @@ class PartitionBuffer:
         self.positioned = positioned  # whether the log is certain of `last_offset`
         self.progress = PartitionProgress(last_offset)
         self.health = Health()
-        self.reported = last_offset  # to the coordinator
+        self.reported = last_offset  # last offset reported to the coordinator
         self.fetched: list[Any] = []
         self.fetched_to = last_offset
         self._begun_at: int | None = None
-        self.batch: RecordBatch | None = None  # the one that is being handed out
-        self.owned: list[RecordBatch] = []  # at most once: those of which something may still be handed out, in order
-        self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
-        self.busy = True  # something of it may wait, be open, or be unknown to the coordinator (`note_idle`)
-        self.assigned = False  # what came before was fetched under an older claim
+        self.batch: RecordBatch | None = None  # the one being handed out
+        self.owned: list[RecordBatch] = []  # at most once: those that are not completely handed out, in order
+        self.proposed = 0  # number of records in the proposed batch: the first of `fetched`
+        self.busy = True  # something may wait, be open, or be unreported to the coordinator (`note_idle`)
+        self.assigned = False  # what arrives before was fetched under an older claim
         self.full_since: float | None = None  # at least once: there is no room for more
-        self.blocked = False  # that was said
+        self.blocked = False  # this was reported
         self.stopping_at: float | None = None
-        self.laid_down = False  # it is given up, and nothing of it is in a handler's hands
+        self.laid_down = False  # given up, and no handler has anything of it
         self.reason = ""  # why it is given up
         self._first_open: int | None = None
         self._first_open_since = 0.0
 
     def fetch(self, records: list[Any]) -> None:
-        """Records came, in order; those that the claim already counts as processed are dropped."""
+        """Records arrived, in order; those that the claim already counts as processed are dropped."""
         last = self.fetched_to
         if last is not None and records[0].offset() <= last:
             records = [record for record in records if record.offset() > last]
@@ -296,11 +300,11 @@ class PartitionBuffer:
 
     @property
     def is_placed(self) -> bool:
-        """The log alone says where the claim begins."""
+        """Whether the log alone determines where the claim begins."""
         return self.positioned and self.progress.last_offset is not None
 
     def begin(self, committed: int | None) -> int | None:
-        """The claim is assigned to the client that fetches; returns the offset to assign, None for the first record."""
+        """The claim is assigned to the fetching client; returns the offset to assign, None for the first record."""
         offset = start(committed, self.progress.last_offset, positioned=self.positioned)
         if offset is not None:
             self.progress.last_offset = self.fetched_to = offset - 1 if offset > 0 else None
@@ -310,7 +314,7 @@ class PartitionBuffer:
 
     @property
     def fetched_from(self) -> int | None:
-        """The offset at which the client goes on fetching; None stands for the first record there is."""
+        """The offset at which the client continues fetching; None stands for the first existing record."""
         return self._begun_at if self.fetched_to is None else self.fetched_to + 1
 
     @property
@@ -319,7 +323,7 @@ class PartitionBuffer:
 
     @property
     def next_record(self) -> Any:
-        """The one that is handed out next; None if none has come."""
+        """The next record to be handed out; None if none has arrived."""
         for batch in self.owned or ([] if self.batch is None else [self.batch]):
             if batch.rest:
                 return batch.rest[0]
@@ -327,12 +331,12 @@ class PartitionBuffer:
 
     @property
     def position(self) -> int:
-        """Of the record that is handed out next."""
+        """The offset of the next record to be handed out."""
         waiting = self.next_record
         return self.next_offset if waiting is None else int(waiting.offset())
 
     def skip_to(self, offset: int) -> None:
-        """What lies before this offset is not there to be fetched."""
+        """Nothing before this offset can be fetched any more."""
         self.fetched_to = offset - 1 if offset > 0 else None
 
     @property
@@ -348,9 +352,9 @@ class PartitionBuffer:
             self.busy = True
 
     def note_idle(self) -> None:
-        """Note if there is nothing to look for until something comes: most of many partitions are idle.
+        """Note whether there is nothing to do until something arrives: most of many partitions are idle.
 
-        Never with a batch, from which the application takes, and finishes, while this looks.
+        Never true with a batch, since the application takes and finishes records of it at the same time.
         """
         told = self.last_offset in (None, self.reported) and self.full_since is None and not self.blocked
         self.busy = not (self.batch is None and told and self._first_open is None and self.is_empty)
@@ -358,7 +362,7 @@ class PartitionBuffer:
     # -- at least once
 
     def open_batch(self, room: int | None = None) -> RecordBatch:
-        """All that waits, to be handed out, or as much as there is room for."""
+        """A batch of everything that waits, or of as much as there is room for."""
         self.close_batch()
         records, self.fetched = self.fetched, []
         if room is not None and len(records) > room:
@@ -367,7 +371,7 @@ class PartitionBuffer:
         return self.batch
 
     def close_batch(self) -> None:
-        """Put back what was not handed out, and note the rest of the batch record by record."""
+        """Put back what was not handed out, and record the rest of the batch record by record."""
         batch = self.batch
         if batch is None:
             return
@@ -377,7 +381,7 @@ class PartitionBuffer:
         self.batch = None
 
     def finish(self, *offsets: int) -> None:
-        """Records are processed that are not the next ones to be (see `batch`)."""
+        """Records are processed out of order (see `batch`)."""
         batch = self.batch
         if batch is not None:
             if batch.finish_offsets(offsets):
@@ -389,7 +393,7 @@ class PartitionBuffer:
 
     @property
     def last_offset(self) -> int | None:
-        """Of the processed prefix; at most once, of what was handed out."""
+        """The end of the processed prefix; at most once, of what was handed out."""
         batch = self.batch
         if batch is None or batch.behind:
             return self.progress.last_offset
@@ -400,7 +404,7 @@ class PartitionBuffer:
 
     @property
     def last_handed_out(self) -> int | None:
-        """Its offset; what was processed or passed over before counts, too."""
+        """Its offset; includes what was processed or skipped before."""
         batch = self.batch
         if batch is not None and batch.given:
             last: int = batch.records[batch.given - 1].offset()
@@ -409,7 +413,9 @@ class PartitionBuffer:
 
     @property
     def open_records(self) -> int:
-        """Handed out, and not in the prefix; at most once, what the application has not come back from."""
+        """The number of records handed out but not in the prefix; at most once, those the application has not returned
+        from.
+        """
         batch = self.batch
         known = self.progress.open_records
         if batch is None:
@@ -418,7 +424,7 @@ class PartitionBuffer:
 
     @property
     def first_open(self) -> int | None:
-        """The offset of the first record that is handed out and not processed."""
+        """The offset of the first record that is handed out but not processed."""
         known, batch = self.progress.first_open, self.batch
         if known is not None or batch is None or self.owned:
             return known
@@ -429,12 +435,12 @@ class PartitionBuffer:
         return offset
 
     def has_open(self, offset: int) -> bool:
-        """This record was handed out under this claim, and a successor would begin no later than with it."""
+        """Whether this record was handed out under this claim, and a successor would begin no later than with it."""
         first, last = self.first_open, self.last_handed_out
         return first is not None and last is not None and first <= offset <= last
 
     def falls_behind(self, lag: int) -> bool:
-        """To be asked once an interval, with the number of records that are not processed."""
+        """To be called once an interval, with the number of unprocessed records."""
         processed, handed_out = (
             0 if last_offset is None else last_offset + 1 for last_offset in (self.last_offset, self.last_handed_out)
         )
@@ -442,7 +448,7 @@ class PartitionBuffer:
         return self.health.falls_behind
 
     def look(self, most: int, now: float) -> None:
-        """Notice since when a record is open, and since when there is no room for more."""
+        """Update since when a record has been open, and since when there has been no room for more."""
         first = self.first_open
         if first != self._first_open:
             self._first_open, self._first_open_since = first, now
@@ -460,7 +466,7 @@ class PartitionBuffer:
     # -- at most once
 
     def propose(self, most: int) -> int | None:
-        """Choose the next batch; returns the offset of its last record, None without any."""
+        """Choose the next batch; returns the offset of its last record, None if there is none."""
         count = min(most, len(self.fetched))
         if not count:
             return None
@@ -476,7 +482,7 @@ class PartitionBuffer:
         return batch
 
     def lay_down(self) -> RecordBatch | None:
-        """The application came back from the batch in hand; returns what is left of it."""
+        """The application has returned from the current batch; returns what is left of it."""
         batch = self.batch
         assert batch is not None
         self.progress.last_offset = self.last_offset

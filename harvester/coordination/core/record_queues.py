@@ -1,20 +1,20 @@
-"""Decides which record a handler is given next, and what becomes of one that the handler raised on. Pure.
+"""Decides which record a handler gets next, and what happens to one on which the handler raised. Pure.
 
-Records wait in *lanes*: those of a key (or of a partition, or each alone) in a lane of their own, in the order in which
-they came. Only the head of a lane is handled, so the order of a key is kept whatever happens to its records:
+Records wait in *lanes*: those of a key (or of a partition, or each record alone) have their own lane, in order of
+arrival. Only the head of a lane is handled, so the order of a key is kept whatever happens to its records:
 
     add ──▶ waiting ──▶ ready ──take──▶ in hand ──settle──▶ gone: the next of the lane is ready
                           ▲                │
                           └── at its time ─┴─retry──▶ parked: its lane waits, others go on
 
-Of the heads that are ready the one that came first is next, whichever lane it is in. So the lowest record that is open
-moves on as fast as it can, and with one worker nothing is done behind a record that is not: whoever stops then has
-nothing done twice. A head that was parked comes behind all that are there when its time has come: a handler that is
-slow to fail would otherwise have time for nothing else.
+Of the ready heads, the one that arrived first is next, whatever its lane. So the lowest open record advances as fast as
+possible, and with one worker nothing is done behind a record that is not: stopping then repeats nothing. A head that
+was parked goes behind all others that are ready when its time comes: otherwise a handler that is slow to fail would
+have time for nothing else.
 
 A record belongs to the claim under which it was handed out. When the claim ends, `drop` forgets what is not in hand:
-the next holder begins with the first record that is not committed, so nothing is lost. What is in hand keeps its lane
-until it is settled, also against records of a later claim.
+the next holder begins with the first uncommitted record, so nothing is lost. What is in hand keeps its lane until it is
+settled, even against records of a later claim.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ C = TypeVar("C", bound=Hashable)
 
 
 class Verdict(Enum):
-    """What is done with a record that its handler raised on."""
+    """What to do with a record on which its handler raised."""
 
     RETRY = "it is tried again"
     DEAD_LETTER = "it goes to the dead-letter topic"
@@ -42,7 +42,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """`attempts` tries of a record before `on_error` decides; None: it is tried for ever."""
+    """`attempts` tries of a record before `on_error` decides; None: it is tried forever."""
 
     on_error: OnError
     attempts: int | None
@@ -50,19 +50,19 @@ class FailurePolicy:
     longest_backoff_s: float
 
     def judge(self, attempts: int) -> Verdict:
-        """After so many tries."""
+        """The verdict after this many tries."""
         if self.attempts is None or attempts < self.attempts:
             return Verdict.RETRY
         return {"dead-letter": Verdict.DEAD_LETTER, "skip": Verdict.SKIP}.get(self.on_error, Verdict.STOP)
 
     def wait_s(self, attempts: int) -> float:
-        """Until the next try: doubled with each one."""
+        """The delay until the next try: doubles each time."""
         return min(self.longest_backoff_s, self.backoff_s * 2.0 ** min(attempts - 1, 60))
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRecord(Generic[C]):
-    """A record on its way to the handler: `number` by when it came; `attempts` is how many tries have failed."""
+    """A record on its way to the handler: `number` is its order of arrival; `attempts` counts failed tries."""
 
     claim: C
     lane: Hashable
@@ -78,13 +78,15 @@ class RecordQueues(Generic[C]):
     def __init__(self) -> None:
         self._lanes: dict[Hashable, deque[QueuedRecord[C]]] = {}
         self._count = 0
-        self._ready: list[tuple[int, QueuedRecord[C]]] = []  # heads of lanes, a heap
-        self._barred = 0  # of them, as of the last `take`
-        self._parked: list[tuple[float, int, QueuedRecord[C]]] = []  # heads that wait for a moment, a heap
+        self._ready: list[tuple[int, QueuedRecord[C]]] = []  # a heap of lane heads
+        self._barred = 0  # how many of them, as of the last `take`
+        self._parked: list[tuple[float, int, QueuedRecord[C]]] = []  # a heap of lane heads that wait for a time
         self.in_hand: set[QueuedRecord[C]] = set()
 
     def add(self, claim: C, lane: Hashable, record: Any, *, in_hand: bool = False) -> QueuedRecord[C]:
-        """It was handed out, behind all others of its lane; `in_hand`: it is handled, and there are no others."""
+        """A record was handed out, behind all others of its lane; `in_hand`: it is being handled, and there are no
+        others.
+        """
         queued = QueuedRecord(claim, lane, record, self._next_number())
         others = self._lanes.setdefault(lane, deque())
         others.append(queued)
@@ -95,7 +97,7 @@ class RecordQueues(Generic[C]):
         return queued
 
     def take(self, now: float, may_handle: Callable[[C], bool]) -> QueuedRecord[C] | None:
-        """The next to be handled: it is in hand until `settle` or `retry`. None: there is none now."""
+        """The next record to handle: it is in hand until `settle` or `retry`. None if there is none now."""
         self._wake(now)
         passed = []
         found = None
@@ -111,14 +113,14 @@ class RecordQueues(Generic[C]):
         return found
 
     def settle(self, queued: QueuedRecord[C]) -> None:
-        """The handler is done with it, or it has been given up: the next of its lane comes."""
+        """The handler is done with the record, or it has been given up: the next of its lane follows."""
         self.in_hand.remove(queued)
         lane = self._lanes[queued.lane]
         lane.popleft()
         self._advance(queued.lane)
 
     def retry(self, queued: QueuedRecord[C], at: float) -> None:
-        """Try it again then, and nothing of its lane before."""
+        """Try the record again at that time, and nothing of its lane before."""
         self.in_hand.remove(queued)
         queued.attempts += 1
         if queued.dropped:
@@ -128,7 +130,7 @@ class RecordQueues(Generic[C]):
         heapq.heappush(self._parked, (at, self._next_number(), queued))
 
     def drop(self, claim: C) -> None:
-        """The claim has ended: forget its records, but for those in hand, which are only not tried again."""
+        """The claim has ended: forget its records, except those in hand, which are just not retried."""
         for lane in self._lanes.values():
             for queued in lane:
                 queued.dropped |= queued.claim == claim
@@ -146,15 +148,15 @@ class RecordQueues(Generic[C]):
                 self._advance(name)
 
     def wait_s(self, now: float, longest_s: float) -> float:
-        """Until a parked record is due, at most so long."""
+        """Time until a parked record is due, at most `longest_s`."""
         return max(0.0, min(longest_s, self._parked[0][0] - now)) if self._parked else longest_s
 
     def holds(self, claim: C) -> bool:
-        """Whether a record of it is in hand."""
+        """Whether a record of the claim is in hand."""
         return any(queued.claim == claim for queued in self.in_hand)
 
     def waits(self, lane: Hashable) -> bool:
-        """Whether a record of this lane is here."""
+        """Whether the lane has any record."""
         return lane in self._lanes
 
     @property
@@ -163,12 +165,12 @@ class RecordQueues(Generic[C]):
 
     @property
     def ready(self) -> int:
-        """The number that could be handled at once, without those that `take` was told to leave."""
+        """The number of records that could be handled at once, without those that `take` had to skip."""
         return len(self._ready) - self._barred
 
     @property
     def parked(self) -> int:
-        """How many lanes wait for a retry."""
+        """The number of lanes waiting for a retry."""
         return len(self._parked)
 
     def _advance(self, name: Hashable) -> None:

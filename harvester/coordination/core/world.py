@@ -1,8 +1,8 @@
-"""The world as one partition of the coordination log tells it: who holds what, how fresh, up to where. Pure.
+"""The world according to one partition of the coordination log: who holds what, how fresh, up to where. Pure.
 
-Theory (with rules P28 to P31). `World.read`, the rationalizer of the original design, is the only way in which a world
-changes, so two readers of the same records have the same world. A message is judged by the records before it and by
-its own place and time, never by a reader's clock:
+Theory (with rules P28 to P31). Only `World.read`, the rationalizer of the original design, changes a world, so two
+readers of the same records have the same world. A message is judged by the records before it and by its own place and
+time, never by a reader's clock:
 
     message                by                                the claim               verdict     and then
     ClaimingPartition      anybody                           free, or stale          WON         held by its sender
@@ -20,10 +20,10 @@ its own place and time, never by a reader's clock:
     SettingPosition        an administrator                  any                     ACCEPTED    free; position
 
 A claim that wins, and a position that is set, begin a generation: the record's own offset. Generations of a partition
-grow with the log, and each message names the one it belongs to, so what a frozen client or a network delivers late
-changes nothing. Positions only grow, unless one is set, or the holder returns what it claimed at most once and has not
-handed out. An accepted Heartbeat is the commit point at most once (P27): whoever wins the claim later begins behind its
-position, because that heartbeat precedes the claim in the log. It ends the message claim, fulfilled or not.
+grow with the log, and each message names its own, so late messages of a frozen client or a slow network change nothing.
+Positions only grow, unless one is set, or the holder returns what it claimed at most once and has not handed out. At
+most once, an accepted Heartbeat is the commit point (P27): whoever wins the claim later begins after its position,
+because that heartbeat precedes the claim in the log. It ends the message claim, fulfilled or not.
 
 *Freshness* is the age of the holder's last accepted message in log time, the running maximum of the brokers' append
 times (P28), which stands still while nobody writes:
@@ -33,19 +33,21 @@ times (P28), which stands still while nobody writes:
     age > 2 × interval           stale      the next claim wins; until then the holder keeps its claim
 
 *Exact.* A reader from offset 0 knows everything. One that begins in the tail, or meets a hole in the offsets, does not
-know which claims won (P30): its verdict is UNDECIDED, and what it follows, the highest generation that messages carry,
-may be looked at but not acted upon. `exact` says, claim by claim, whether what is known is what a reader from offset 0
-knows; `positioned` says the same of `last_offset`, which a winning claim does not carry. Three ways lead to certainty:
+know which claims won (P30): its verdict is UNDECIDED, and what it follows, the highest generation carried by messages,
+may be shown but not acted upon. `exact` says for each claim whether what is known equals what a reader from offset 0
+knows; `positioned` says the same of `last_offset`, which a winning claim does not carry. There are three ways to
+certainty:
 
-1. *Silence.* After 2 intervals of log time without a message about the partition, whoever held it is stale, so a claim
-   that comes then wins for every reader; unless its sender names a generation that may be out of date.
-2. *Confirmation.* A message carries the offset at which its sender's last message was accepted. If that offset was
-   read here, and neither a claim of the partition nor a set position lies between it and the message, nothing can have
-   ended the claim: the message is accepted, and all that matters is known.
-3. *A position that is set* decides everything by itself.
+1. *Silence.* After 2 intervals of log time without a message about the partition, any holder is stale, so a claim that
+   follows wins for every reader; unless its sender names a generation that may be out of date.
+2. *Confirmation.* A message carries the offset at which its sender's last message was accepted. If that offset was read
+   here, and neither a claim of the partition nor a set position is between it and the message, nothing can have ended
+   the claim: the message is accepted, and everything relevant is known.
+3. *A set position* decides everything by itself.
 
-All three need the time stamps that a reader from offset 0 has. Append times may go back by at most `clock_step_ms` when
-another broker leads the partition, so stamps count once log time has advanced that far past the start (`settled_ms`).
+All three require the timestamps that a reader from offset 0 has. Append times may go back by at most `clock_step_ms`
+when another broker leads the partition, so timestamps count once log time has advanced that far past the start
+(`settled_ms`).
 """
 
 from __future__ import annotations
@@ -70,11 +72,11 @@ from harvester.coordination.core.messages import (
 )
 
 NO_GENERATION = -1
-SET_TO_START = -1  # the last offset of a partition that certainly goes on with offset 0
+SET_TO_START = -1  # the last offset of a partition that certainly continues at offset 0
 
 
 class Freshness(Enum):
-    """How long ago the holder was heard of; FREE: nobody holds the claim."""
+    """How long ago the holder was heard from; FREE: the claim has no holder."""
 
     FREE = "free"
     FRESH = "fresh"
@@ -83,7 +85,7 @@ class Freshness(Enum):
 
 
 class ClaimVerdict(Enum):
-    """What became of a record of the log."""
+    """The verdict on a record of the log."""
 
     WON = "won"
     LOST = "lost"
@@ -91,12 +93,12 @@ class ClaimVerdict(Enum):
     REFUSED = "refused"
     UNDECIDED = "undecided"
     UNREADABLE = "unreadable"
-    REPEATED = "repeated"  # read before
+    REPEATED = "repeated"  # already read
 
 
 @dataclass(frozen=True, slots=True)
 class LogTiming:
-    """`interval_ms`: HeartbeatInterval. `clock_step_ms`: what the clocks of two brokers may differ by at most."""
+    """`interval_ms`: HeartbeatInterval. `clock_step_ms`: the largest difference between the clocks of two brokers."""
 
     interval_ms: int
     clock_step_ms: int
@@ -108,11 +110,11 @@ class LogTiming:
 
 
 class Claim(NamedTuple):
-    """What is known of one partition. Times are log times. A tuple, since each heartbeat changes one.
+    """What is known of one partition. Times are log times. A tuple, since every heartbeat changes one.
 
-    `generation`: offset of the claim that won last, kept when it is released. `last_offset`: the last processed one,
-    None before the first (then Kafka's group offset counts), SET_TO_START if an administrator or a holder put it back
-    there. `proposed`: a message claim that no heartbeat has followed yet. `heard_ms`: of the last message about the
+    `generation`: offset of the last winning claim, kept when it is released. `last_offset`: the last processed offset,
+    None before the first (then Kafka's group offset counts), SET_TO_START if an administrator or a holder has reset it
+    to the start. `proposed`: a message claim not yet followed by a heartbeat. `heard_ms`: of the last message about the
     partition, whoever sent it. `contested`: offset of the last record that may have changed the generation; only kept
     while the claim is not exact.
     """
@@ -133,7 +135,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A record as it was read; `before` is what was known of its partition, `message` None for a repeated record."""
+    """A record as read; `before` is what was known of its partition, `message` is None for a repeated record."""
 
     message: Message | Unreadable | None
     verdict: ClaimVerdict
@@ -142,11 +144,12 @@ class Reading:
 
 @dataclass(slots=True)
 class World:
-    """`start_offset`: where this reader's unbroken view begins, at log time `start_ms`; `next_offset`: what it reads.
+    """`start_offset`: where this reader's unbroken view begins, at log time `start_ms`; `next_offset`: the next to
+    read.
 
-    `presence` keeps, by group and client id, when a claim was last lost, oldest first: who loses one is there, and
-    wants a share (P31). After 2 intervals that is over. `older_ms`: when a client was heard of, of any group, that does
-    not read heartbeats that are sent together.
+    `presence` records, by group and client id, when a claim was last lost, oldest first: a client that loses one is
+    present and wants a share (P31). This expires after 2 intervals. `older_ms`: when a client of any group was last
+    heard from that does not read combined heartbeats.
     """
 
     timing: LogTiming
@@ -162,10 +165,10 @@ class World:
     def begin(cls, timing: LogTiming, offset: int = 0) -> World:
         return cls(timing, offset, offset)
 
-    # -- what changes it
+    # -- changes
 
     def read(self, offset: int, timestamp_ms: int, value: bytes | None) -> tuple[Reading, ...]:
-        """The next record of the log, with the time at which the broker appended it: one reading for each message."""
+        """Process the next record of the log, with its append time: returns one reading per message."""
         if offset < self.next_offset:
             return (Reading(None, ClaimVerdict.REPEATED),)
         if offset > self.next_offset:
@@ -189,7 +192,7 @@ class World:
         return Reading(message, verdict, before)
 
     def miss(self, offset: int) -> None:
-        """Records before this one are missing (retention, compaction): from here on it is a late reader's view."""
+        """Records before this one are missing (retention, compaction): from here on, this is a late reader's view."""
         self.start_offset = self.next_offset = offset
         self.start_ms = None
         for place, claim in self.claims.items():
@@ -198,7 +201,7 @@ class World:
     def _note_presence(self, message: Message, verdict: ClaimVerdict) -> None:
         who = (message.place.group, message.client.id)
         if isinstance(message, ClaimingPartition) and verdict in (ClaimVerdict.LOST, ClaimVerdict.UNDECIDED):
-            self.presence.pop(who, None)  # the newest is the last
+            self.presence.pop(who, None)  # keeps the newest last
             self.presence[who] = self.now_ms
             for known, lost_ms in tuple(self.presence.items()):
                 if self.now_ms - lost_ms <= 2 * self.timing.interval_ms:
@@ -207,28 +210,28 @@ class World:
         elif isinstance(message, ReleasingPartition) and verdict is ClaimVerdict.ACCEPTED:
             self.presence.pop(who, None)
 
-    # -- what it says
+    # -- queries
 
     @property
     def offset(self) -> int:
-        """Of the record that was read last."""
+        """The offset of the last record read."""
         return self.next_offset - 1
 
     @property
     def complete(self) -> bool:
-        """Whether nothing lies before this view."""
+        """Whether nothing precedes this view."""
         return self.start_offset == 0
 
     @property
     def settled_ms(self) -> int | None:
-        """From this log time on, stamps are those of a reader from offset 0; None before the first record."""
+        """From this log time on, timestamps equal those of a reader from offset 0; None before the first record."""
         if self.complete:
             return 0
         return None if self.start_ms is None else self.start_ms + self.timing.clock_step_ms
 
     @property
     def settled(self) -> bool:
-        """Whether stamps are those of a reader from offset 0 by now."""
+        """Whether timestamps equal those of a reader from offset 0 by now."""
         return self.now_ms >= (self.settled_ms or 0)
 
     def claim(self, place: GroupPartition) -> Claim:
@@ -238,7 +241,7 @@ class World:
         return known
 
     def knows_position(self, place: GroupPartition) -> bool:
-        """The position is certain: a reader that began earlier knows the same one."""
+        """Whether the position is certain: an earlier reader knows the same one."""
         claim = self.claim(place)
         return claim.exact and claim.positioned
 
@@ -246,8 +249,8 @@ class World:
         return self.claim(place).freshness(max(self.now_ms, now_ms), self.timing)
 
     def claimable(self, place: GroupPartition, now_ms: int = 0) -> bool:
-        """Whether a claim appended now (as of the last record, or at a later log time) is certain to win, unless
-        another is quicker: P30 for a late reader's view.
+        """Whether a claim appended now (as of the last record, or at a later log time) is certain to win unless another
+        is faster: P30 for a late reader's view.
         """
         claim, settled_ms = self.claim(place), self.settled_ms
         if claim.exact:
@@ -265,11 +268,11 @@ class World:
                 yield place, claim.holder
 
     def read_together(self, now_ms: int) -> bool:
-        """All clients that were heard of here within 2 intervals read heartbeats that are sent together."""
+        """Whether all clients heard from here within 2 intervals read combined heartbeats."""
         return self.older_ms is None or now_ms - self.older_ms > 2 * self.timing.interval_ms
 
     def waiting(self, group: str, now_ms: int = 0) -> Iterator[str]:
-        """The ids of a group's clients that lost a claim within 2 intervals, as of the last record or a later time."""
+        """The ids of a group's clients that lost a claim within 2 intervals before the last record, or a later time."""
         at_ms = max(self.now_ms, now_ms)
         for (of, client_id), lost_ms in self.presence.items():
             if of == group and at_ms - lost_ms <= 2 * self.timing.interval_ms:
@@ -277,7 +280,7 @@ class World:
 
 
 def _judge(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVerdict]:
-    """The table above, for the record that was read last."""
+    """The table above, for the last record read."""
     match message:
         case ClaimingPartition():
             return _claiming(claim, message, at)
@@ -297,7 +300,7 @@ def _claiming(claim: Claim, message: ClaimingPartition, at: World) -> tuple[Clai
     )
     if not claim.exact:
         silent_since_ms = max(claim.heard_ms, at.settled_ms or 0)
-        newest = max(claim.contested, at.start_offset - 1)  # that the generation can be
+        newest = max(claim.contested, at.start_offset - 1)  # that the generation can have
         knows = message.generation is None or message.generation >= newest
         if knows and at.timing.freshness(at.now_ms - silent_since_ms) is Freshness.STALE:
             return won, ClaimVerdict.WON
@@ -319,7 +322,7 @@ def _under_claim(claim: Claim, message: Message, at: World) -> tuple[Claim, Clai
 
 
 def _reported(claim: Claim, message: Message, at: World) -> Claim:
-    """What an accepted message of the holder changes."""
+    """The effects of an accepted message of the holder."""
     if isinstance(message, ClaimingMessages):
         return claim._replace(beat_ms=at.now_ms, proposed=message.proposed_last_offset)
     last_offset = position(message)
@@ -337,14 +340,14 @@ def _reported(claim: Claim, message: Message, at: World) -> Claim:
 def _adopting(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVerdict]:
     """A message under a claim whose winning was not seen, or not understood."""
     generation = NO_GENERATION if message.generation is None else message.generation
-    ended = generation == claim.generation and claim.holder is None  # released: the same claim does not come back
+    ended = generation == claim.generation and claim.holder is None  # released: the same claim does not return
     if generation < claim.generation or ended or generation == NO_GENERATION:
         return claim, ClaimVerdict.REFUSED
     if generation > claim.generation:
         claim = claim._replace(generation=generation, last_offset=None, proposed=None)
     certain = _is_confirmed(claim, message, at)
-    # A message claim says nothing of the position, and a heartbeat that is not certain may be a zombie's. One without
-    # a position leaves open whether there never was one, or one was set to the start.
+    # A message claim says nothing about the position, and an uncertain heartbeat may be a zombie's. A message without a
+    # position does not show whether there never was one, or it was set to the start.
     adopted = _reported(claim._replace(holder=message.client, positioned=False), message, at)
     positioned = certain and adopted.positioned
     adopted = adopted._replace(exact=certain, positioned=positioned)

@@ -108,7 +108,7 @@ def test_positions_of_all_partitions_or_some() -> None:
         ("orders", (3,), "0", "has no partition 3"),
         ("orders", (0,), "51", "holds offsets 0 to 50, not 51"),
         ("orders", (), "7", "orders\\[1\\] holds offsets 10 to 30"),
-        ("orders", (0,), "-1", "is no offset"),
+        ("orders", (0,), "-1", "is not an offset"),
     ],
 )
 def test_positions_that_there_are_not(topic: str, partitions: tuple[int, ...], offset: str, said: str) -> None:

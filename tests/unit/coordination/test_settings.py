@@ -74,7 +74,7 @@ def test_a_table_is_refused_with_everything_that_is_wrong_in_it() -> None:
     with pytest.raises(ConfigurationError) as caught:
         ConsumerSettings.from_table({"group": "g", "kafka": {}, "topic": ["t"]})
     assert [str(problem) for problem in caught.value.problems] == [
-        "topic: is no setting of a consumer (allowed: topics?)",
+        "topic: is not a setting of a consumer (allowed: topics?)",
         "topics: is missing",
     ]
     with pytest.raises(ConfigurationError, match="heartbeat_interval_s: is '5s'"):
