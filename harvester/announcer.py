@@ -20,30 +20,29 @@ class Announcer(threading.Thread):
         self.handler = handler
         self._log = log
         self._queue: queue.SimpleQueue[tuple[Event | None, threading.Event]] = queue.SimpleQueue()
-        self.counts: Counter[type[Event]] = Counter()  # of those that were announced, by kind
+        self.counts: Counter[type[Event]] = Counter()  # of announced events, by kind
 
     def announce(self, event: Event) -> threading.Event:
-        """Queues the event; the returned `threading.Event` is set when its handler has returned."""
+        """Queue the event; the returned `threading.Event` is set when its handler has returned."""
         done = threading.Event()
         self.counts[type(event)] += 1
         self._queue.put((event, done))
         return done
 
     def stop(self, timeout_s: float) -> None:
-        """Delivers the queued events, then ends the thread; a handler that hangs is left behind."""
+        """Deliver the queued events, then end the thread; a hanging handler is abandoned."""
         done = threading.Event()
         self._queue.put((None, done))
         if threading.current_thread() is not self:
             done.wait(timeout_s)
 
     def run(self) -> None:
-        """The thread."""
         while True:
             event, done = self._queue.get()
             try:
                 if event is not None and self.handler is not None:
                     self.handler(event)
-            except Exception:  # noqa: BLE001 - a handler is somebody else's code: this is its top frame
+            except Exception:  # noqa: BLE001 - a handler is the host's code: this is its top frame
                 self._log.exception("the event handler failed on %s", type(event).__name__)
             finally:
                 done.set()

@@ -22,13 +22,13 @@ SCHEMA = pa.schema([
     pa.field("offset", pa.int64(), nullable=False),
     pa.field("timestamp", pa.timestamp("ms", "UTC")),
     pa.field("key", pa.binary()),
-    pa.field("value", pa.large_binary()),  # all of a batch may have more than 2 GB
+    pa.field("value", pa.large_binary()),  # those of a batch may exceed 2 GB
     pa.field("headers", pa.list_(_HEADER), nullable=False),
 ])  # fmt: skip
 
 
 def record_batch(records: Sequence[Any]) -> pa.RecordBatch:
-    """A row for each record, in their order; headers as Spark has them, a list of structs."""
+    """One row per record, in order; headers as in Spark, a list of structs."""
     columns = (
         [record.topic() for record in records],
         [record.partition() for record in records],
@@ -53,7 +53,7 @@ def _headers(records: Sequence[Any]) -> pa.Array:
 
 
 def places(batch: pa.RecordBatch) -> dict[tuple[str, int], list[int]]:
-    """The offsets of its records, by topic and partition, in their order."""
+    """The offsets of its records, by topic and partition, in order."""
     found: dict[tuple[str, int], list[int]] = defaultdict(list)
     for topic, partition, offset in zip(*(batch.column(name).to_pylist() for name in SCHEMA.names[:3]), strict=True):
         found[topic, partition].append(offset)

@@ -1,7 +1,7 @@
-"""Asks where a partition begins and ends until the brokers tell it, and judges which errors of Kafka's client pass.
+"""Queries the bounds of partitions until brokers answer, and classifies which Kafka client errors are temporary.
 
-Makes an admin client that keeps what it is refused, and waits for its answers; lets go of producers and consumers;
-names the option of a client that prints nothing.
+Also creates admin clients that record refusals, waits for their answers, releases producers and consumers, and has the
+option that makes a client print nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from confluent_kafka.admin import AdminClient
 T = TypeVar("T")
 
 SILENT = {"log_level": "0"}
-"""For a client of which everything that is wrong is raised or returned: it prints nothing."""
+"""For a client whose errors are all raised or returned: it prints nothing."""
 PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # dropped by us
 _AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 0.25
-_AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # else each attempt would be news
+_AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # otherwise each attempt would be a new message
 _LASTING = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION,
@@ -33,20 +33,20 @@ _LASTING = frozenset({
 
 
 def passes(error: KafkaError) -> bool:
-    """Whether it is worth while to wait and try again.
+    """Whether it is worthwhile to wait and try again.
 
     While brokers come and go, a client reports many errors: of the network, of partitions and groups that are led by
-    somebody else, or by nobody yet. None of them is a reason to end a consumer: its claims run out by themselves when
-    it lasts. What does not get better by waiting is a missing right, and a client that has given itself up. A wrong
-    password is noticed at the start; later, an authentication that fails may be one that was cut short.
+    another broker, or by none yet. None of them is a reason to end a consumer: if they persist, its claims expire by
+    themselves. Waiting does not help against a missing permission, or a client that has failed fatally. A wrong
+    password is noticed at the start; later, a failed authentication may be one that was interrupted.
     """
     return not error.fatal() and error.code() not in _LASTING
 
 
 def admin_client(options: Mapping[str, Any]) -> tuple[AdminClient, list[str]]:
-    """A client, and the refusals that it has met: a wrong password or certificate looks like silence to who asks.
+    """A client, and the list of its refusals: to a caller, a wrong password or certificate looks like silence.
 
-    Poll it for them.
+    Poll the client to receive them.
     """
     refusals: list[str] = []
 
@@ -59,10 +59,10 @@ def admin_client(options: Mapping[str, Any]) -> tuple[AdminClient, list[str]]:
 
 
 def answer(future: Future[T], within_s: float) -> T:
-    """Wait for the result of an admin request. Raises KafkaException, `_TIMED_OUT` where nothing comes in time.
+    """Wait for the result of an admin request. Raises KafkaException, with `_TIMED_OUT` if nothing arrives in time.
 
-    A client gives a request that changes topics up after `socket.timeout.ms` only, whatever `operation_timeout` says.
-    The error is a new one: the future's own, once raised, would keep the client alive by its traceback.
+    A client gives up a request that changes topics only after `socket.timeout.ms`, whatever `operation_timeout` is. The
+    error is a new one: the future's own, if raised, would keep the client alive through its traceback.
     """
     try:
         problem = future.exception(within_s)
@@ -74,12 +74,12 @@ def answer(future: Future[T], within_s: float) -> T:
 
 
 def read_bounds(client: Any, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
-    """The first offset of a partition, and the one behind its last record, as the client's isolation level sees it.
+    """The first offset of a partition, and the end, according to the client's isolation level.
 
-    Asks again while a partition is led by nobody, or by another broker than the client knows. Between two attempts the
-    client is made to ask for the topic anew: one that nothing is assigned to keeps what it was told last, for a quarter
-    of an hour, and a partition that had no leader then stays "unknown" to it. Raises KafkaException with the last error
-    that it met, after `timeout_s` or at once if that error does not pass.
+    Asks again while a partition has no leader, or another one than the client knows. Between attempts the client must
+    request the topic's metadata again: without assignments it keeps the last answer for a quarter of an hour, and a
+    partition without a leader stays "unknown" to it. Raises KafkaException with the last error, after `timeout_s`, or
+    immediately if that error is permanent.
     """
     deadline = time.monotonic() + timeout_s
     pause_s = _AGAIN_S
@@ -100,25 +100,25 @@ def read_bounds(client: Any, topic: str, partition: int, timeout_s: float) -> tu
 
 
 def refresh(client: Any, topic: str | None, timeout_s: float) -> None:
-    """Make the client ask who leads the partitions of a topic; of all, where one that is asked for might be created."""
+    """Make the client request a topic's leaders; all topics' if requesting one might create it."""
     with contextlib.suppress(KafkaException):
         client.list_topics(topic, timeout=timeout_s)
 
 
 def let_go(producer: Any) -> None:
-    """Drop what it still has. The caller deletes the last reference next, which returns when its threads have ended.
+    """Drop what it still has. The caller then deletes the last reference, which returns when its threads have ended.
 
-    One that is forgotten instead goes on until the process has ended, and crashes it if it makes a connection with TLS
-    at that moment: OpenSSL frees what the client's threads still use. (`Producer.close` waits for brokers, and is
-    newer than the oldest version that we support.)
+    A forgotten producer would instead run until the process ends, and crash it if it opens a TLS connection at that
+    moment: OpenSSL frees what the client's threads still use. (`Producer.close` waits for brokers, and is newer than
+    the oldest version that we support.)
     """
-    with contextlib.suppress(KafkaException, SystemError):  # one that has given itself up says so here
+    with contextlib.suppress(KafkaException, SystemError):  # a fatally failed one raises here
         producer.purge()
         producer.poll(0)
 
 
 def close_aside(consumer: Any) -> None:
-    """Close it on a thread of its own: one that has lost its way may not find the end either, or complain of it."""
+    """Close it on a separate thread: a stuck consumer may never finish closing, or raise."""
 
     def close() -> None:
         with contextlib.suppress(KafkaException, RuntimeError):

@@ -1,4 +1,4 @@
-"""Reads the clock that measures trust: it runs through suspend, so a machine that slept trusts nothing (P12)."""
+"""The clock that measures trust: it runs through suspend, so a machine that was suspended trusts nothing (P12)."""
 
 from __future__ import annotations
 

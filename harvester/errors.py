@@ -1,11 +1,11 @@
-"""Defines the errors that the harvester raises on purpose, and the exit codes that they end a process with.
+"""The errors that the harvester raises deliberately, and their process exit codes.
 
-Every error carries a `message` (what happened, to which record or server) and, if there is something to do, a `hint`.
-The command line prints one line for each and exits with `exit_code`; nothing foreseeable reaches a user as a traceback.
+Every error carries a `message` (what happened, to which record or server) and, if something can be done, a `hint`. The
+command line prints one line per error and exits with `exit_code`; users see no traceback for anything foreseeable.
 Errors of a single package are in that package's `errors`.
 
-The codes follow sysexits.h where one fits, so that systemd can tell "do not restart" (configuration, schema) from
-"restart me" (everything else).
+The codes follow sysexits.h where possible, so that systemd can distinguish "do not restart" (configuration, schema)
+from "restart me" (everything else).
 
     HarvesterError
       ConfigurationError
@@ -31,20 +31,20 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """How a harvester process ends. A test keeps the table in docs/operations.md equal to this."""
+    """How a harvester process ends. A test keeps the table in docs/operations.md consistent with this."""
 
     OK = 0
-    FAILED = 1  # the command ran and its answer is no (a verdict that does not hold, a record refused)
+    FAILED = 1  # the command ran and its answer is no (a failed verdict, a refused record)
     USAGE = 2  # unknown option or argument
     SCHEMA = 65  # the outbox table is missing or has the wrong shape: run `harvester init`
-    INPUT = 66  # a topic that is to be read does not exist
-    ENGINE = 67  # Spark is not installed, or there is no Java that it runs on
-    CONNECTOR = 68  # a connector of Spark was made for another version of it
-    UNAVAILABLE = 69  # a server could not be reached within the time that was given
+    INPUT = 66  # a topic to be read does not exist
+    ENGINE = 67  # Spark is not installed, or there is no suitable Java
+    CONNECTOR = 68  # a Spark connector is for another version of Spark
+    UNAVAILABLE = 69  # a server could not be reached within the given time
     SOFTWARE = 70  # a bug: please report it
     CRASH_LOOP = 71  # shards died more often than the restart budget allows
     POISON = 72  # a record cannot be published, and poison.policy is "stop": fix or remove it first
-    TABLE = 73  # a table of the pipeline exists with another schema, or was filled by another job
+    TABLE = 73  # a pipeline table exists with a different schema, or was filled by another job
     CHECKPOINT = 74  # the checkpoint of a job belongs to other topics
     LEADERSHIP = 76  # the group cannot be used (it serves another outbox, or the outbox belongs to another group)
     CONFIGURATION = 78  # the configuration is wrong: fix it, a restart does not help
@@ -52,7 +52,7 @@ class ExitCode(IntEnum):
 
 
 class HarvesterError(Exception):
-    """The base of all: catching it catches everything foreseeable."""
+    """The base class: catching it catches everything foreseeable."""
 
     exit_code: ExitCode = ExitCode.FAILED
 
@@ -65,7 +65,7 @@ class HarvesterError(Exception):
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self.args, self.__dict__)  # whatever the constructor takes
+        return _again, (type(self), self.args, self.__dict__)  # whatever parameters the constructor has
 
 
 def _again(kind: type[HarvesterError], args: tuple[Any, ...], state: dict[str, Any]) -> HarvesterError:
@@ -76,7 +76,7 @@ def _again(kind: type[HarvesterError], args: tuple[Any, ...], state: dict[str, A
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a configuration: where (dotted path), what, and what would be right."""
+    """One problem in a configuration: where (dotted path), what, and what would be right."""
 
     path: str
     message: str
@@ -88,7 +88,7 @@ class Problem:
 
 
 class ConfigurationError(HarvesterError):
-    """The configuration is wrong; `problems` lists everything that is, not just the first."""
+    """The configuration is wrong; `problems` lists all problems, not just the first."""
 
     exit_code = ExitCode.CONFIGURATION
 
@@ -127,21 +127,21 @@ class RecordRejected(OutboxError):
 
 
 class SerializationFailed(RecordRejected):
-    """A value could not be serialized; nothing was sent, and the transaction can go on."""
+    """A value could not be serialised; nothing was sent, and the transaction can continue."""
 
 
 class DeserializationFailed(HarvesterError):
-    """The value of a consumed record is not what its deserialiser reads."""
+    """The value of a consumed record is not what its deserialiser expects."""
 
 
 class NoTransaction(OutboxError):
-    """A record was to be written outside a transaction, where nothing ties it to the change that it announces."""
+    """A record was to be written outside a transaction, where nothing ties it to the change it announces."""
 
 
 class LeaseError(OutboxError):
-    """A leased stasher wrote nothing; `lease` is the one it presented (`harvester.Lease`), None while it asks for one.
+    """A leased stasher wrote nothing; `lease` is the one it presented (`harvester.Lease`), None while requesting one.
 
-    The database refused without failing: the caller's transaction can go on.
+    The database refused without an SQL error: the caller's transaction can continue.
     """
 
     def __init__(self, message: str, *, lease: object = None, hint: str | None = None) -> None:
@@ -150,7 +150,7 @@ class LeaseError(OutboxError):
 
 
 class LeaseExpired(LeaseError):
-    """The lease has run out, or its row was removed. It stashes nothing any more, not even resends.
+    """The lease has expired, or its row was removed. It stashes nothing any more, not even resends.
 
     The name's next lease continues from the last number and position.
     """
@@ -165,7 +165,7 @@ class LeaseUnknown(LeaseError):
 
 
 class SequenceGap(LeaseError):
-    """A number skipped others: the database expects `expected` next, and `sequence` came.
+    """A number skipped others: the database expected `expected`, but `sequence` came.
 
     Until the stasher goes back to `expected`, everything that follows is refused as well.
     """
@@ -192,7 +192,7 @@ class UndecodableRecord(OutboxError):
 
 
 class PoisonRecord(OutboxError):
-    """A record cannot be published, and the policy is to stop rather than go on without it."""
+    """A record cannot be published, and the policy is to stop rather than continue without it."""
 
     exit_code = ExitCode.POISON
 
@@ -205,20 +205,20 @@ class PoisonRecord(OutboxError):
 
 
 class BrokerError(HarvesterError):
-    """Kafka refused something, or answered what cannot be."""
+    """Kafka refused something, or gave an impossible answer."""
 
 
 class BrokerUnavailable(BrokerError):
     """No broker answered in time."""
 
-    NO_ANSWER = "check that Kafka runs and that bootstrap.servers names it"
-    """A hint, where nobody answers at all."""
+    NO_ANSWER = "check that Kafka is running and that bootstrap.servers is correct"
+    """The hint for no answer at all."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 class LeadershipError(HarvesterError):
-    """The election cannot go on."""
+    """The election cannot continue."""
 
     exit_code = ExitCode.LEADERSHIP
 
@@ -229,13 +229,13 @@ class ForeignOutbox(LeadershipError):
     def __init__(self, *, group: str, member: str, theirs: str, ours: str) -> None:
         self.group, self.member, self.theirs, self.ours = group, member, theirs, ours
         super().__init__(
-            f"group {group!r} is in use: its member {member!r} serves the outbox {theirs}, this harvester {ours}",
+            f"group {group!r} is in use: its member {member!r} serves the outbox {theirs}, but this harvester {ours}",
             hint="give each outbox its own leader_group_id and leader_topic",
         )
 
 
 class ForeignLeader(LeadershipError):
-    """The outbox belongs to another leader group, or to the same one of another Kafka cluster."""
+    """The outbox belongs to another leader group, or to the same group in another Kafka cluster."""
 
     def __init__(self, table: object, *, theirs: str, ours: str) -> None:
         self.theirs, self.ours = theirs, ours
@@ -247,7 +247,7 @@ class ForeignLeader(LeadershipError):
 
 
 class TermContested(LeadershipError):
-    """The term alternates between this harvester and another one of its group, and the group trusts both."""
+    """The term alternates between this harvester and another of its group, and the group trusts both."""
 
     def __init__(self, table: object, *, group: str, holder: str, lost: int) -> None:
         self.holder, self.lost = holder, lost
@@ -259,7 +259,7 @@ class TermContested(LeadershipError):
 
 
 class IdempotenceError(HarvesterError):
-    """Records that were written or seen before cannot be recognised."""
+    """Records written or seen before cannot be recognised."""
 
 
 class CorruptSeenIds(IdempotenceError):
@@ -282,46 +282,46 @@ class InboxFenced(InboxError):
     def __init__(self, topic: str, partition: int, *, ours: int, theirs: int) -> None:
         self.topic, self.partition, self.ours, self.theirs = topic, partition, ours, theirs
         super().__init__(
-            f"{topic}[{partition}] is owned by generation {theirs}, this consumer has {ours}",
+            f"{topic}[{partition}] is owned by generation {theirs}, but this consumer has {ours}",
             hint="stop consuming the partition; open it again once it is assigned again",
         )
 
 
 class ClaimCheckError(HarvesterError):
-    """A value that lies in a store beside Kafka could not be put there, or got from there."""
+    """A value in a store outside Kafka could not be stored or retrieved."""
 
 
 class StoreUnavailable(ClaimCheckError):
-    """The store cannot be reached, or refuses what is asked of it. The relay tries again for as long as it takes."""
+    """The store cannot be reached, or refuses a request. The relay retries for as long as it takes."""
 
     exit_code = ExitCode.UNAVAILABLE
 
     def __init__(self, store: str, reason: str) -> None:
         super().__init__(
             f"the store {store} cannot be used: {reason}",
-            hint="check that it exists and that this process may read and write there; `harvester doctor` tries it",
+            hint="check that it exists and that this process may read and write it; `harvester doctor` tests it",
         )
 
 
 class StoredValueMissing(ClaimCheckError):
-    """The store has no object under the name that a record refers to."""
+    """The store has no object with the name to which a record refers."""
 
     def __init__(self, place: str) -> None:
         super().__init__(
-            f"{place} is not there: it was deleted, or lies in another store",
-            hint="let the store's rules keep objects for longer than the topics keep records, and check that `store`"
+            f"{place} does not exist: it was deleted, or is in another store",
+            hint="make the store's rules keep objects for longer than the topics keep records, and check that `store`"
             " is the one that the relay writes to",
         )
 
 
 class StoredValueChanged(ClaimCheckError):
-    """An object is not the value that was put away, or a record's headers name no object."""
+    """An object is not the value that was stored, or a record's headers do not name an object."""
 
     def __init__(self, place: str, reason: str) -> None:
         self.reason = reason
         super().__init__(
-            f"{place} is not the value that was put away: {reason}",
-            hint="find out who writes to the store besides the relay; the row may still be in the archive",
+            f"{place} is not the value that was stored: {reason}",
+            hint="find out what else writes to the store besides the relay; the row may still be in the archive",
         )
 
 

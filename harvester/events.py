@@ -1,9 +1,9 @@
 """Events that a harvester reports to its host.
 
 Events are delivered one at a time, in order, on a separate thread. A handler's exception is logged and otherwise
-ignored. A slow handler delays only later events, never the relay. `LeaderRevoked` is the exception: the rebalance
-that hands leadership to another process continues only when its handler has returned, or when the time that Kafka
-allows for it is up.
+ignored. A slow handler delays only later events, never the relay. `LeaderRevoked` is the exception: the rebalance that
+hands leadership to another process continues only when its handler has returned, or when Kafka's time limit for it has
+passed.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     with Harvester(load_config(), on_event=print) as harvester:
         harvester.wait()
 
-Starting is quick and needs no server to be up: the harvester waits for missing servers, and `status().problem` names
-them. A wrong schema, a group that serves another outbox, or a crash loop ends the harvester, and `wait` raises the
-error. It runs beside the host's threads, installs no signal handlers, and imports nothing of the host's main module.
+Starting is quick and does not need any server to be up: the harvester waits for missing servers, and `status().problem`
+names them. A wrong schema, a group that serves another outbox, or a crash loop ends the harvester, and `wait` raises
+the error. It runs alongside the host's threads, installs no signal handlers, and imports nothing of the host's main
+module.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _FIRST_LOOK_S = 2.0
 _TURN_S = 0.2
 _LEADING = (LeadershipPhase.LEADING, LeadershipPhase.REMARKING, LeadershipPhase.SCALING)
 _KEY_WITHIN_S = 3.0
-_TOO_LONG = f"it found no answer within {_KEY_WITHIN_S:g} s: the outbox is large, or locked"
+_TOO_LONG = f"no answer within {_KEY_WITHIN_S:g} s: the outbox is large, or locked"
 
 
 class Harvester:
@@ -75,22 +76,22 @@ class Harvester:
     # -- life
 
     def start(self) -> None:
-        """Starts in the background and returns at once."""
+        """Start in the background and return at once."""
         self._life.start()
 
     def stop(self, *, force: bool = False) -> None:
-        """Finishes what is on the wire, leaves the group and ends the shards; returns when all is done.
+        """Finish what is on the wire, leave the group and end the shards; returns when all of that is done.
 
         With `force` it waits for nothing: the next leader may repeat what is on the wire.
         """
         self._life.stop(force=force)
 
     def scale(self, shards: int, within_s: float = 10.0) -> bool:
-        """Changes the number of shards while running, without repeating or reordering a record.
+        """Change the number of shards while running, without repeating or reordering records.
 
-        Marking stops, queues are dropped, and the switch happens once nothing is unsettled. Returns False, with
-        nothing changed, if that takes longer than `within_s`, or if a shard that would end has a record whose delivery
-        timed out, which only that shard may send again.
+        Marking stops, queues are dropped, and the switch happens once nothing is unsettled. Returns False, with nothing
+        changed, if that takes longer than `within_s`, or if a shard that would end has a record whose delivery timed
+        out, since only that shard may send it again.
         """
         parts = self._life.running()
         if not 1 <= shards <= 256:
@@ -99,10 +100,10 @@ class Harvester:
         return parts.supervisor.scale(shards, within_s)
 
     def pause(self) -> bool:
-        """Stops marking until `resume`, or until this object ends; returns False if it was already paused.
+        """Stop marking until `resume`, or until this object ends; returns False if it was already paused.
 
-        Queued records go back to the outbox; what is on the wire is finished and purged. Leadership is kept;
-        a paused standby that takes over publishes nothing until resumed. Other harvesters of the group are not paused.
+        Queued records go back to the outbox; what is on the wire is finished and purged. Leadership is kept; a paused
+        standby that takes over publishes nothing until resumed. Other harvesters of the group are not paused.
         """
         changed: list[bool] = []
         parts = self._life.running()
@@ -110,14 +111,14 @@ class Harvester:
         return changed[0]
 
     def resume(self) -> bool:
-        """Ends a `pause`; returns False if it was not paused."""
+        """End a `pause`; returns False if it was not paused."""
         changed: list[bool] = []
         parts = self._life.running()
         _check(parts.supervisor.resume(_ANSWER_WITHIN_S, lambda: changed.append(self._recorder.paused(False))))
         return changed[0]
 
     def remark(self, reason: str = "asked for") -> None:
-        """Drops what is queued and marks it again from the head; waits for what is on the wire, so nothing repeats.
+        """Drop what is queued and mark it again from the head; waits for what is on the wire, so nothing is repeated.
 
         Raises HarvesterError if it does not lead or is paused.
         """
@@ -127,11 +128,11 @@ class Harvester:
         _check(parts.supervisor.remark(reason, _ANSWER_WITHIN_S))
 
     def set_log_level(self, level: str) -> None:
-        """Sets the log level (trace, debug, info, warning or error), also for the messages of shards."""
+        """Set the log level (trace, debug, info, warning or error), also for messages of shards."""
         if level.lower() not in LEVELS:
-            raise HarvesterError(f"{level!r} is no level", hint=f"one of {', '.join(LEVELS)}")
+            raise HarvesterError(f"{level!r} is not a log level", hint=f"one of {', '.join(LEVELS)}")
         self._base_logger.setLevel(LEVELS[level.lower()])
-        self._log.info("logs from level %s on", level.lower())
+        self._log.info("the log level is %s now", level.lower())
 
     def key(self, key: str) -> KeyStatus:
         """Everything about one key: records under way, waiting for a retry, in the outbox and in quarantine.
@@ -142,18 +143,20 @@ class Harvester:
         try:
             data = key.encode()
         except UnicodeEncodeError as error:
-            raise HarvesterError(f"{key!r} is no text", hint="keys that are no UTF-8 cannot be looked up") from error
-        # First the database: what is settled meanwhile must not seem to be under way without a row.
+            raise HarvesterError(
+                f"{key!r} is not valid text", hint="keys that are not UTF-8 cannot be looked up"
+            ) from error
+        # First the database: what is settled in the meantime must not seem to be under way without a row.
         rows, trouble = _rows_of(self._life.login, data)
         known = supervisor.ask(partial(_known_of, data), _KEY_WITHIN_S)
         if known is None:
-            raise HarvesterError("the relay does not answer", hint="it is busy, or about to end; see its log")
+            raise HarvesterError("the relay does not answer", hint="it is busy or about to end; see its log")
         return KeyStatus(at=datetime.now(UTC), key=key, **known, **asdict(rows), trouble=trouble)
 
     def renew_logins(self, config: Config) -> None:
-        """Uses the passwords of `config` for new connections; open connections stay.
+        """Use the passwords of `config` for new connections; open connections are kept.
 
-        The rest of `config` is ignored, and must not differ.
+        The rest of `config` is ignored and must be the same.
         """
         from harvester.wiring import renew_logins
 
@@ -162,20 +165,20 @@ class Harvester:
         renew_logins(parts, config)
 
     def stop_soon(self) -> None:
-        """Begins to `stop` in the background and returns at once."""
+        """Begin to `stop` in the background and return at once."""
         self._life.stop_soon()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until it has ended; returns whether it has. Raises the error that ended it, if there was one."""
+        """Wait until it has ended; returns whether it has. Raises the error that ended it, if any."""
         ended = self._life.stopped.wait(timeout_s)
         if ended and self._life.failure is not None:
             raise self._life.failure
         return ended
 
     async def wait_async(self, timeout_s: float | None = None) -> bool:
-        """As `wait`, in an event loop; the harvester runs on when this is cancelled."""
+        """Like `wait`, in an event loop; the harvester continues to run if this is cancelled."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:  # in turns, since the thread that waits outlives a cancellation
+        while True:  # in short turns, since the waiting thread outlives a cancellation
             left_s = _TURN_S if deadline is None else min(_TURN_S, deadline - time.monotonic())
             ended = await asyncio.to_thread(self.wait, max(0.0, left_s))
             if ended or left_s < _TURN_S:
@@ -229,7 +232,7 @@ class Harvester:
 
     @property
     def leader_id(self) -> UUID | None:
-        """The current leader id, never reused; None when it does not lead."""
+        """The current leader id, never reused; None while it does not lead."""
         parts = self._life.parts
         if parts is None or not parts.supervisor.trust.trusted:
             return None
@@ -237,13 +240,13 @@ class Harvester:
 
     @property
     def term(self) -> int | None:
-        """The current term; None when it does not lead."""
+        """The current term; None while it does not lead."""
         parts = self._life.parts
         return parts.supervisor.leadership[1] if parts is not None and self.leader_id is not None else None
 
     @property
     def in_flight(self) -> int:
-        """Records that may be with producers now."""
+        """The number of records that producers may hold now."""
         return self._life.parts.supervisor.machine.ledger.in_flight if self._life.parts is not None else 0
 
     def status(self) -> Status:
@@ -264,12 +267,12 @@ class Harvester:
         )
 
     def _waits(self, state: State) -> Missing | None:
-        """What a standby waits for before it can lead or take over: then nobody may lead."""
+        """What a standby is waiting for before it can lead or take over: meanwhile nobody may be leading."""
         parts = self._life.parts
         if parts is None or state is not State.STANDBY:
             return None
         if parts.supervisor.machine.phase is LeadershipPhase.TAKING:
-            return Missing("elected, and takes the term in the database")
+            return Missing("elected, taking the term in the database")
         return parts.group.missing()
 
     def totals(self) -> Totals:
@@ -280,8 +283,8 @@ class Harvester:
     def unready(self) -> str | None:
         """Why it neither leads nor could take over now; None if it is ready.
 
-        A harvester is ready while the database answers, and while Kafka's group counts it in: as its leader, or as a
-        standby. Waits at most 2 s, and only for the database, when nobody has asked for 15 s.
+        A harvester is ready while the database answers and Kafka's group counts it as a member, leader or standby.
+        Waits for the database only, for at most 2 s, and only if nobody has asked for 15 s.
         """
         parts, state = self._life.parts, self.state
         if parts is None or state not in READY_STATES:
@@ -293,7 +296,7 @@ class Harvester:
         return None if silence is None else f"database: {silence}"
 
     def is_working(self) -> bool:
-        """Whether its threads make progress; false if one is stuck, or if it has not started or has failed."""
+        """Whether its threads make progress; False if one is stuck, or if it has not started or has failed."""
         parts = self._life.parts
         if parts is None or self._life.failure is not None:
             return False
@@ -302,8 +305,8 @@ class Harvester:
     def progress(self) -> float:
         """A value that changes as the mark loop progresses: the proof of life for a watchdog.
 
-        While the loop has nothing to do, because the harvester waits for servers or stops, the value changes with time.
-        It does not change while `is_working` is false.
+        While the loop has nothing to do, because the harvester waits for servers or is stopping, the value changes with
+        time. It does not change while `is_working` is False.
         """
         parts = self._life.parts
         if parts is not None and self.is_working():
@@ -316,12 +319,12 @@ def _check(answered: bool) -> None:
     if not answered:
         raise HarvesterError(
             "the relay does not answer yet",
-            hint="it is busy, and does what was asked for as soon as it goes on, or about to end; see its log",
+            hint="it is busy, and will do what was requested as soon as it can, or is about to end; see its log",
         )
 
 
 def _known_of(key: bytes, machine: StateMachine, now: float) -> dict[str, Any]:
-    """What the relay knows of this key at `now`, as in `KeyStatus`. On the supervisor's thread."""
+    """What the relay knows about this key at `now`, as in `KeyStatus`. On the supervisor's thread."""
     queue = machine.planner.deferred.by_key.get(key)
     return {
         "leads": machine.phase in _LEADING,
@@ -334,7 +337,7 @@ def _known_of(key: bytes, machine: StateMachine, now: float) -> dict[str, Any]:
 
 
 def _rows_of(config: Config, key: bytes) -> tuple[KeyRows, str | None]:
-    """What the database has of it, or why it does not say. `config` says how to log in."""
+    """What the database has of the key, or why it does not answer. `config` has the credentials."""
     name = f"harvester {config.name}/key"
     try:
         with connect(config.dsn, application_name=name, connect_timeout_s=int(_KEY_WITHIN_S)) as connection:

@@ -1,9 +1,9 @@
-"""The life of a harvester: its parts are started, it joins the group, leads, and ends.
+"""The life of a harvester: starts its parts, joins the group, leads, and ends.
 
-`Life` owns that order. Before it asks for a place in the group it checks the tables, learns which outbox it serves and
-waits for shards that can send (`await_identity`, `await_shards`). Then it does to the relay what the group says about
-leading (`GroupListener`), and what the relay says may end it (`Host`). `Endpoints` is where a running harvester can be
-reached: its pages over HTTP, and the control socket.
+`Life` determines that order. Before it joins the group, it checks the tables, learns which outbox it serves and waits
+for shards that can send (`await_identity`, `await_shards`). Then it passes the group's decisions about leading on to
+the relay (`GroupListener`), and handles what may end it (`Host`). `Endpoints` are where a running harvester can be
+reached: its HTTP pages and the control socket.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _STOP_MARGIN_S = 5.0
 
 
 class Life:
-    """One at most; any thread may begin its end.
+    """Runs at most once; any thread may begin its end.
 
-    - parts: what runs; None until it is started
-    - stopping, stopped: its end has begun, and is done
-    - failure: what ended it, if that was an error
-    - is_fenced: trust was over, and the group has neither elected this one again since, nor taken leadership away
-    - login: what connections are made with; may be replaced
+    - parts: what runs; None until started
+    - stopping, stopped: its end has begun, is complete
+    - failure: the error that ended it, if any
+    - is_fenced: trust has expired, and the group has since neither elected this member again nor revoked leadership
+    - login: the credentials for connections; may be replaced
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Life:
         self._stop_lock = threading.Lock()
 
     def running(self) -> Parts:
-        """The parts; raises HarvesterError when they do not run."""
+        """The parts; raises HarvesterError if they are not running."""
         parts = self.parts
         if parts is None or self.stopping.is_set():
             raise HarvesterError("the harvester is not running", hint="start it first")
@@ -95,7 +95,7 @@ class Life:
         """Start in the background; returns at once."""
         with self._lock:
             if self.parts is not None:
-                raise HarvesterError("this harvester was started before", hint="create a new Harvester")
+                raise HarvesterError("this harvester has already been started", hint="create a new Harvester")
             if self.stopping.is_set():
                 self.stopped.set()
                 return
@@ -121,9 +121,9 @@ class Life:
             self._starter.start()
 
     def stop(self, *, force: bool) -> None:
-        """Finish what is on the wire, leave the group, end the shards; returns when all is done.
+        """Finish what is on the wire, leave the group, end the shards; returns when all of that is done.
 
-        With `force` nothing is awaited.
+        With `force` it waits for nothing.
         """
         with self._lock:
             self.stopping.set()
@@ -156,20 +156,20 @@ class Life:
             atexit.unregister(self._at_exit)
             self._log.info("stopped")
             self.stopped.set()
-        self._stop_asked.set()  # which ends the thread that waits for it
+        self._stop_asked.set()  # ends the thread that waits for it
         if self._stopper is not None and self._stopper is not threading.current_thread():
             self._stopper.join(_STOP_MARGIN_S)
 
     def stop_soon(self) -> None:
-        """Begin to `stop`, in the background; returns at once."""
+        """Begin to `stop` in the background; returns at once."""
         self.stopping.set()
         self._stop_asked.set()
         if self._stopper is None or not self._stopper.is_alive():
             self._new_stopper()
 
     def _new_stopper(self) -> threading.Thread:
-        """A thread that will `stop`. It waits for that from the start on: Python 3.12 starts none once the host's main
-        thread has ended.
+        """A thread that will call `stop`. It waits for that from the start: Python 3.12 starts no thread once the
+        host's main thread has ended.
         """
 
         def stop() -> None:
@@ -181,7 +181,7 @@ class Life:
         return thread
 
     def _join(self, parts: Parts) -> None:
-        """The thread that joins the group, when all that it takes is there."""
+        """The thread that joins the group once everything that this requires exists."""
         try:
             identity = await_identity(parts, self._config, lambda: self.login, self._recorder, self.stopping)
         except (OutboxError, LeadershipError, BrokerError, psycopg.Error) as error:
@@ -190,7 +190,7 @@ class Life:
         if identity is None:
             return
         await_shards(parts, self.stopping)
-        with self._lock:  # either this is done before a stop begins, or not at all
+        with self._lock:  # either this happens before a stop begins, or not at all
             if not self.stopping.is_set():
                 parts.marker.start()
                 if parts.keeper is not None:
@@ -198,18 +198,18 @@ class Life:
                 parts.join(identity, self)
 
     def _drain_s(self) -> float:
-        """How long what is on the wire is waited for: not at all when the end is forced or an error is its cause."""
+        """How long to wait for what is on the wire: not at all if the end is forced or caused by an error."""
         cut_short = self._forced or self.failure is not None
         return 0.0 if cut_short else self._config.limits.drain_interval.total_seconds()
 
     def emptied(self) -> None:
-        """Nothing is left to publish: the end, if that was asked for."""
+        """Nothing is left to publish: end, if that was requested."""
         if self._until_empty and not self.stopping.is_set():
             self._log.info("the outbox is empty")
             self.stop_soon()
 
     def fail(self, error: BaseException) -> None:
-        """An error that the harvester cannot go on after: log it, and begin to stop."""
+        """The harvester cannot continue after this error: log it, and begin to stop."""
         if self.failure is None and not self.stopped.is_set():
             self.failure = error
             if not isinstance(error, HarvesterError):
@@ -219,11 +219,11 @@ class Life:
             self._log.error("%s", error, exc_info=None if isinstance(error, HarvesterError) else error)
             self.stop_soon()
 
-    # -- what the group says (`GroupListener`)
+    # -- decisions of the group (`GroupListener`)
 
     @property
     def _supervisor(self) -> Supervisor:
-        assert self.parts is not None, "the group is joined after the parts are made"
+        assert self.parts is not None, "the group is joined after the parts exist"
         return self.parts.supervisor
 
     def acquired(self) -> None:
@@ -237,7 +237,7 @@ class Life:
         self._supervisor.fence(reason)
 
     def revoking(self, within_s: float) -> None:
-        """Finish what is on the wire, and tell the host."""
+        """Finish what is on the wire, and notify the host."""
         self.is_fenced = False
         deadline = time.monotonic() + within_s
         supervisor = self._supervisor
@@ -246,11 +246,11 @@ class Life:
             self._announcer.announce(LeaderRevoked()).wait(max(0.0, deadline - time.monotonic()))
 
     def trust(self, until_s: float) -> None:
-        """Shards may produce up to then, while this one leads."""
+        """Shards may produce until then, while this harvester leads."""
         self._supervisor.trust.extend(until_s)
 
     def trouble(self, text: str | None, level: int = logging.WARNING) -> None:
-        """What the group waits for."""
+        """What the group is waiting for."""
         self._recorder.trouble("group", text, level)
 
     def marker_alive(self) -> bool:
@@ -258,11 +258,11 @@ class Life:
         return self._supervisor.is_working()
 
     def client_said(self, level: int, text: str) -> None:
-        """A line of the Kafka client."""
+        """A log line of the Kafka client."""
         self._recorder.client_said(self._log, level, text)
 
     def _at_exit(self) -> None:
-        """The host exits without having stopped us: leave no process behind."""
+        """The host exits without having stopped the harvester: leave no process behind."""
         if self.parts is not None and not self.stopped.is_set():
             self.stop(force=False)
 
@@ -273,10 +273,10 @@ _SHARDS_WITHIN_S = 15.0
 def await_identity(
     parts: Parts, config: Config, login: Callable[[], Config], recorder: StatusRecorder, stopping: threading.Event
 ) -> Identity | None:
-    """Check the tables and learn the outbox's identity, for as long as it takes; None when it is `stopping` before.
+    """Check the tables and learn the outbox's identity, for as long as it takes; None if `stopping` is set first.
 
-    `login` gives what connections are made with by now. Raises OutboxError, LeadershipError, BrokerError or
-    psycopg.Error for what does not go away by waiting.
+    `login` returns the current credentials. Raises OutboxError, LeadershipError, BrokerError or psycopg.Error for
+    problems that waiting does not solve.
     """
     session = TermSession(config.dsn, config.table, f"harvester {config.name}", 10.0)
     while not stopping.is_set():
@@ -304,7 +304,7 @@ def await_identity(
 
 
 def await_shards(parts: Parts, stopping: threading.Event) -> None:
-    """A harvester whose shards cannot send yet should not be elected; nor should one bad shard keep it out."""
+    """A harvester whose shards cannot send yet should not be elected; but a single bad shard should not keep it out."""
     deadline = time.monotonic() + _SHARDS_WITHIN_S
     while not stopping.is_set() and time.monotonic() < deadline:
         if parts.supervisor.shards_ready.wait(0.05):
@@ -312,7 +312,7 @@ def await_shards(parts: Parts, stopping: threading.Event) -> None:
 
 
 class Endpoints:
-    """Each is open if the configuration says so. Opened once, in the order of the methods."""
+    """Each is open if configured. Opened once, in the order of the methods."""
 
     def __init__(
         self, config: Config, recorder: StatusRecorder, log: Log, *, shown: StatusSource, controlled: Controlled
@@ -323,7 +323,7 @@ class Endpoints:
         self._control: ControlServer | None = None
 
     def prepare(self) -> None:
-        """Raises ConfigurationError where the library for HTTP is wanted and not installed."""
+        """Raises ConfigurationError if the HTTP library is required but not installed."""
         listen = self._config.http.listen
         if listen == "off":
             return
@@ -332,12 +332,12 @@ class Endpoints:
         self._web = web_server(listen, self._shown, lambda text: self._recorder.trouble("http", text), self._log.info)
 
     def open_web(self) -> None:
-        """Serve what is asked for over HTTP."""
+        """Serve the configured HTTP pages."""
         if self._web is not None:
             self._web.start()
 
     def open_control(self) -> None:
-        """Listen on the control socket; the relay goes on without one where none can be had."""
+        """Listen on the control socket; without one, the relay continues."""
         from harvester.control.server import ControlServer
 
         try:
@@ -348,11 +348,11 @@ class Endpoints:
             return
         if server is not None:
             server.start()
-            self._log.debug("listens on the control socket %s", server.path)
+            self._log.debug("listening on the control socket %s", server.path)
         self._control = server
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Close them all."""
         if self._web is not None:
             self._web.stop()
         if self._control is not None:

@@ -1,6 +1,6 @@
-"""The header that says where a record comes from: its codec, and the stamps that a shard puts on its records.
+"""The header that identifies a record's origin: its codec, and the stamps that a shard puts on its records.
 
-One header, named `harvester` unless configured otherwise; its value has 66 bytes, numbers in network byte order:
+One header, named `harvester` unless configured otherwise; its value has 66 bytes, with numbers in network byte order:
 
     at  bytes  field
      0    1    mark, 0xB5: no UTF-8 text begins with it
@@ -14,11 +14,11 @@ One header, named `harvester` unless configured otherwise; its value has 66 byte
     50    8    sequence, signed
     58    8    creation time, signed: microseconds since the UNIX epoch, or the nearest number that has room
 
-The first 42 bytes are the same for many records in a row: `head` makes them once, and `stamp` adds the rest.
+The first 42 bytes are the same for many consecutive records: `head` builds them once, and `stamp` adds the rest.
 
 `Stamps` numbers a shard's records (P25). Sequences are dense within a *scope*: term, lane (the shard's index) and a
-number drawn at random for each producer, or for each remark, so that what a remark dropped leaves no hole in a scope
-that goes on.
+random number drawn for each producer, or for each remark, so that records dropped by a remark leave no hole in a
+continuing scope.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _uuid = lru_cache(maxsize=64)(lambda raw: UUID(bytes=raw))
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a record. Only `incarnation` and `id` together identify it: ids start again in another one.
+    """The origin of a record. Only `incarnation` and `id` together identify it: ids start again in another incarnation.
 
-    Sequences count from 1 without a hole within (incarnation, term, lane, producer); a retried record keeps its own.
+    Sequences count from 1 without holes within (incarnation, term, lane, producer); a retried record keeps its number.
     `low_water`: every id below it is settled and no new one can appear there (protocol P25); it never exceeds `id`.
     None: the relay does not know one.
     """
@@ -73,16 +73,16 @@ class Origin:
 
 
 def head(incarnation: UUID, term: int, lane: int, producer: int, low_water: int | None = None) -> bytes:
-    """The part that a producer's records have in common until its low water moves."""
+    """The common part of a producer's records, until its low watermark moves."""
     low = SMALLEST if low_water is None else low_water
     return _HEAD.pack(_BEGIN, incarnation.bytes, term, lane, producer, low)
 
 
 def stamp(head: bytes, record_id: int, sequence: int, created_us: int) -> bytes:
-    """The header's value for one record; called for every one of them."""
+    """The header's value for one record; called for every record."""
     try:
         return head + _pack_tail(record_id, sequence, created_us)
-    except struct.error:  # `infinity` and years from 294247 on: PostgreSQL counts its microseconds from 2000
+    except struct.error:  # `infinity`, and years from 294247: PostgreSQL counts microseconds from 2000
         return head + _pack_tail(record_id, sequence, max(SMALLEST, min(created_us, _LARGEST)))
 
 
@@ -97,11 +97,11 @@ def encode(origin: Origin) -> bytes:
 
 
 def decode(value: bytes | None) -> Origin | None:
-    """Reads a header's value; None for anything that is not valid and of version 1. Raises nothing."""
+    """Decode a header's value; None for anything that is not valid and of version 1. Raises nothing."""
     if value is None or len(value) != SIZE or value[:2] != _BEGIN:
         return None
     incarnation, term, lane, producer, low, record_id, sequence, created_us = _ALL.unpack_from(value, 2)
-    # A low water above the record itself would make consumers take it, and others, for seen.
+    # A low watermark above the record itself would make consumers take it, and others, for seen.
     if sequence < 1 or low > record_id:
         return None
     low_water = None if low == SMALLEST else low
@@ -116,10 +116,10 @@ def version(value: bytes | None) -> int | None:
 
 
 def find(headers: Any, name: str = HEADER) -> bytes | None:
-    """The value of the last header of this name; `headers` are pairs or None, as a consumed message has them.
+    """The value of the last header of this name; `headers` are pairs or None, as in a consumed message.
 
-    The last one counts because the relay adds its own behind the writer's, among which may be one copied from a record
-    of another outbox.
+    The last one counts because the relay adds its own after the writer's, which may include one copied from a record of
+    another outbox.
     """
     found: bytes | None = None
     for key, value in headers or ():
@@ -128,17 +128,18 @@ def find(headers: Any, name: str = HEADER) -> bytes | None:
     return found
 
 
-_FIRST_US, _END_US = -62_135_596_800_000_000, 253_402_300_800_000_000  # of the years 1 to 9999
+_FIRST_US, _END_US = -62_135_596_800_000_000, 253_402_300_800_000_000  # the years 1 to 9999
 
 
 def timestamp_ms(created_us: int) -> int:
-    """The timestamp of a record that was created then: 1 before 1970, and 0, which the client replaces by the present
-    moment, for `infinity`, `-infinity` and all that lies outside the years 1 to 9999."""
+    """The timestamp for a record's creation time: 1 before 1970, and 0, which the client replaces by the current time,
+    for `infinity`, `-infinity` and everything outside the years 1 to 9999.
+    """
     return max(1, created_us // 1000) if _FIRST_US <= created_us < _END_US else 0
 
 
 class Stamps:
-    """Makes the values of the header `name`; none if it is "". Any thread may call `stamp`, only one the rest."""
+    """Makes the values of the header `name`; none if it is "". Any thread may call `stamp`, only one the others."""
 
     def __init__(self, name: str, lane: int) -> None:
         self.name = name
@@ -149,7 +150,7 @@ class Stamps:
         self._next: Callable[[], int] = itertools.count(1).__next__
 
     def begin(self, term: int | None, incarnation: str | None, producer: int) -> None:
-        """Begin a new scope; `producer` is a random number of 32 bits."""
+        """Begin a new scope; `producer` is a random 32-bit number."""
         self._scope, self._low_water = None, None
         if term is not None and incarnation is not None:
             self._scope = UUID(incarnation), term, producer
@@ -157,7 +158,7 @@ class Stamps:
         self._make()
 
     def rewind(self, sequence: int) -> None:
-        """The last number that counts was this one."""
+        """The last valid number was this one."""
         self._next = itertools.count(sequence + 1).__next__
 
     def set_low_water(self, low_water: int | None) -> None:
@@ -167,7 +168,7 @@ class Stamps:
             self._make()
 
     def stamp(self, record_id: int, created_us: int) -> bytes:
-        """The header's value for this record, with the next number; nothing while there is no scope."""
+        """The header's value for this record, with the next number; empty while there is no scope."""
         return stamp(self._head, record_id, self._next(), created_us) if self._head else b""
 
     def _make(self) -> None:

@@ -1,4 +1,4 @@
-"""The record: a row of the outbox, as writers pass it and as shards publish it."""
+"""The record: a row of the outbox, as passed by writers and published by shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class OutboxRecord:
-    """A record to be stashed by a writer. `value=None` is a tombstone; `key=None` gives up any order among records.
+    """A record to be stashed by a writer. `value=None` is a tombstone; `key=None` means that no order is kept.
 
     Order is kept per key, across topics. `headers` are pairs in order; a name may occur more than once.
     """
@@ -20,7 +20,7 @@ class OutboxRecord:
     key: str | None
     value: str | bytes | None = None
     headers: Headers = ()
-    partition: int | None = None  # needs the column kafka_partition
+    partition: int | None = None  # requires the column kafka_partition
 
 
 class KafkaRecord(NamedTuple):
@@ -36,11 +36,11 @@ class KafkaRecord(NamedTuple):
     headers: list[tuple[str, bytes]]
     partition: int  # -1: chosen by the partitioner
     created_us: int
-    xmin: int = 0  # the transaction that wrote the row as it was read; 0: not known
+    xmin: int = 0  # the transaction that wrote the row as read; 0: unknown
 
 
 class ReadRow(Protocol):
-    """A row as it was read from the outbox, whatever became of it."""
+    """A row as read from the outbox, whatever its state."""
 
     @property
     def id(self) -> int: ...
@@ -52,21 +52,21 @@ class ReadRow(Protocol):
 
 _LOW_BITS = 0xFFFF_FFFF
 _SECOND_US = 1_000_000
-_LATEST_US = 1 << 53  # in the year 2255: what lies behind stands for no moment (`infinity`)
+_LATEST_US = 1 << 53  # in the year 2255: later values are not real times (`infinity`)
 
 
 @dataclass(frozen=True, slots=True)
 class RowVersions:
     """Which rows a purge may delete, column by column: those that were read, and no others that have their ids (P50).
 
-    A row is told by the transaction that wrote it, its `xmin`: two rows that have the same id one after the other were
-    never written by one transaction, since it has ended before its row is read. VACUUM, VACUUM FULL and CLUSTER keep
-    it. An UPDATE does not, nor do the forms of ALTER TABLE and the tools that write a table anew; then the time at
-    which a record was created tells whether it is still the same one.
+    A row is identified by the transaction that wrote it, its `xmin`: two rows that successively have the same id were
+    never written by one transaction, since a transaction has ended before its row is read. VACUUM, VACUUM FULL and
+    CLUSTER preserve it. An UPDATE does not, nor do those forms of ALTER TABLE and those tools that rewrite a table;
+    then the record's creation time shows whether it is still the same one.
 
-    `ids` ascend. `xmins`: empty where they are not known, and any row with the id is meant. `created_us`: create_time
-    in microseconds since the UNIX epoch, of which the low 32 bits are compared. `sums`, over the rows' contents, tell
-    them on another server, where no xmin does (P49); they are made for exactly-once delivery alone.
+    `ids` ascend. `xmins`: empty if unknown, in which case any row with the id is meant. `created_us`: create_time in
+    microseconds since the UNIX epoch, of which the low 32 bits are compared. `sums`, over the rows' contents, identify
+    them on another server, where xmins are meaningless (P49); they are only computed for exactly-once delivery.
     """
 
     ids: Sequence[int]
@@ -76,7 +76,7 @@ class RowVersions:
 
     @classmethod
     def of(cls, rows: Sequence[ReadRow], sums: Sequence[int] = ()) -> RowVersions:
-        """Of rows as they were read, which ascend."""
+        """Of rows as read, in ascending order."""
         return cls([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows], sums)
 
     def without(self, ids: Container[int]) -> RowVersions:
@@ -86,10 +86,10 @@ class RowVersions:
         return RowVersions(*([column[index] for index in kept] if column else () for column in columns))
 
     def compare(self, found: Mapping[int, tuple[int, int]]) -> tuple[RowVersions, list[int]]:
-        """Tell the rows that stand under these ids now, by id: (xmin, created_us).
+        """Compare with the rows that have these ids now, by id: (xmin, created_us).
 
-        Returns those that are the same records, as they are now, and the ids of those that are others. A time on a
-        whole second proves nothing: whoever gives all records the same one does not take it from a clock.
+        Returns those that are the same records, in their current version, and the ids of those that are not. A time on
+        a whole second proves nothing: a writer that gives all records the same time does not take it from a clock.
         """
         same: list[tuple[int, int, int]] = []
         others: list[int] = []

@@ -14,7 +14,7 @@ from uuid import UUID
 
 
 class State(StrEnum):
-    """Where the supervisor stands."""
+    """The state of the supervisor."""
 
     CREATED = "created"
     STARTING = "starting"  # connecting, spawning shards
@@ -24,12 +24,12 @@ class State(StrEnum):
     SUSPENDED = "suspended"  # leader of its group, but the term is lent to a bulk drain
     PAUSED = "paused"  # leading; nothing is marked until it is resumed
     DRAINING = "draining"  # revoked or stopping: finishing what is on the wire
-    FENCED = "fenced"  # trust ran out; still a member, may lead again
+    FENCED = "fenced"  # trust has expired; still a member, may lead again
     STOPPED = "stopped"
     FAILED = "failed"
 
 
-# In which it is a member of the group, one that leads or stands by.
+# The states of a group member that leads or stands by.
 READY_STATES = frozenset({State.STANDBY, State.LEADING, State.REMARKING, State.PAUSED, State.SUSPENDED})
 
 
@@ -43,7 +43,7 @@ class ShardState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """A shard. Counters count from the start of its process."""
+    """A shard. Counters start at zero with its process."""
 
     index: int
     state: ShardState
@@ -57,19 +57,19 @@ class ShardStatus:
     errors: int
     quarantined: int
     restarts: int
-    cpu_percent: float | None  # of one core; None where it cannot be told
-    stored: int = 0  # values that were put away in a store
+    cpu_percent: float | None  # of one core; None if unknown
+    stored: int = 0  # values written to a store
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Rows in the outbox. `records` stops counting at a bound; `capped` is then true."""
+    """Rows in the outbox. Counting `records` stops at a limit; `capped` is then true."""
 
     records: int
     capped: bool
     oldest_age_s: float | None  # None when empty, or created at `infinity`
-    quarantine: int | None = None  # rows that stand in quarantine, up to the same bound; None while unknown
-    advice: str | None = None  # what would move it faster, where few keys carry it
+    quarantine: int | None = None  # rows in quarantine, up to the same limit; None while unknown
+    advice: str | None = None  # how to publish it faster, if it consists of few keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +81,19 @@ class KeyStatus:
 
     at: datetime
     key: str
-    leads: bool  # whether this harvester does; the next three are of no account otherwise
-    shard: int  # that has it under way, or would have
-    under_way: int  # records with that shard that are not settled
-    waiting: int  # records that were read and wait, for a retry or for those before them
-    retry_in_s: float | None  # until its first record is tried again; None: none has failed
-    held: bool  # that record stays first for as long as it fails (poison.policy "hold")
+    leads: bool  # whether this harvester leads; otherwise the next three are meaningless
+    shard: int  # the shard that has the key under way, or would
+    under_way: int  # unsettled records at that shard
+    waiting: int  # records that were read and wait for a retry or for earlier ones
+    retry_in_s: float | None  # until its first record is retried; None: none has failed
+    held: bool  # that record blocks the key for as long as it fails (poison.policy "hold")
     rows: int | None  # in the outbox
-    capped: bool  # `rows` stopped counting at a bound
+    capped: bool  # counting `rows` stopped at a limit
     oldest_id: int | None
     oldest_age_s: float | None
-    quarantined: int | None  # in the quarantine table, up to the same bound
-    newest_error: str | None  # of those
-    trouble: str | None = None  # why the database does not say
+    quarantined: int | None  # in the quarantine table, up to the same limit
+    newest_error: str | None  # of the quarantined records
+    trouble: str | None = None  # why the database did not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +120,22 @@ class Status:
     in_flight: int
     max_in_flight: int
     queued: int
-    delivered: int  # published to Kafka, and purged; what went to quarantine is not among them
+    delivered: int  # published to Kafka and purged; excludes quarantined records
     quarantined: int
     rate_per_s: float
-    rate_history: tuple[float, ...]  # records/s, one entry a second, oldest first, at most 60
+    rate_history: tuple[float, ...]  # records/s, one entry per second, oldest first, at most 60
     p50_ms: float | None  # create_time -> acknowledged, over the last interval with traffic
     p99_ms: float | None
     backlog: Backlog | None  # None while unknown
     problem: str | None  # what the harvester is waiting for, in words; None when all is well
     events: tuple[LastEvent, ...]  # newest last, at most 20
-    paused_since_at: datetime | None = None  # set for a standby that is paused, too
-    waits_for: str | None = None  # in state standby, what it waits for before it leads or could take over
-    waits_until_at: datetime | None = None  # the latest end of that, where it is known
+    paused_since_at: datetime | None = None  # also set for a paused standby
+    waits_for: str | None = None  # in state standby: what it waits for before it leads or could take over
+    waits_until_at: datetime | None = None  # the latest end of that, if known
 
 
 def awaited(status: Status) -> str | None:
-    """What a standby waits for while nobody may lead, and until when at the latest, which comes first."""
+    """What a standby waits for while nobody may be leading, preceded by the latest end if known."""
     if status.state is not State.STANDBY or status.waits_for is None:
         return None
     until = "" if status.waits_until_at is None else f"until {status.waits_until_at:%H:%M:%S} UTC at the latest: "

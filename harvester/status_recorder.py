@@ -77,7 +77,7 @@ class StatusRecorder:
         self._log.info("starts: outbox %s, %d shards", self._config.outbox_table, self._config.limits.shards)
 
     def settled(self, count: int, published: int, now: float) -> None:
-        """Records have left the outbox; so many of them were published, the others are in quarantine."""
+        """Records have left the outbox; `published` of them were published, the others are in quarantine."""
         if not count:
             return
         with self._lock:
@@ -94,7 +94,7 @@ class StatusRecorder:
             self._tally.latency.merge(latencies)
 
     def trouble(self, source: str, text: str | None, level: int = logging.WARNING) -> None:
-        """Records what this part waits for, or None when that is over; logs what is worth a line (`Repeats`)."""
+        """Record what this part is waiting for, or None when that is over; logs what is worth a line (`Repeats`)."""
         now, kind, line = time.monotonic(), bare_source(source), None
         with self._lock:
             before = self._troubles.get(source)
@@ -114,7 +114,7 @@ class StatusRecorder:
             self.note(line)
 
     def forget(self, source: str) -> None:
-        """The part is gone, and its trouble with it: that is no recovery."""
+        """The part is gone, and its trouble with it: that is not a recovery."""
         with self._lock:
             self._tally.trouble(source, new=False, over=True)
             if self._troubles.pop(source, None) is not None:
@@ -126,7 +126,7 @@ class StatusRecorder:
         return any(bare_source(source) == kind for source in self._troubles)
 
     def client_said(self, log: Log, level: int, text: str) -> None:
-        """A line that may be the Kafka client's, and then one of many; `log`: of whoever had it."""
+        """A line that may be the Kafka client's, and then one of many; `log` is the one of its source."""
         form = client_form(text)
         if form is None or level < logging.INFO or not log.isEnabledFor(level):
             log.log(level, "%s", text)
@@ -141,14 +141,14 @@ class StatusRecorder:
             log.log(level, "%s", f"{text}{_more(unsaid)}")
 
     def look(self) -> None:
-        """Says what has ended meanwhile; to be called about once a second."""
+        """Report what has ended in the meantime; to be called about once a second."""
         with self._lock:
             ended = self._repeats.due(time.monotonic())
         for each in ended:
             self._log.info("%s", _over(each))
 
     def problem(self) -> str | None:
-        """What is waited for, or has gone wrong; None when all is well."""
+        """What is being waited for, or has gone wrong; None if all is well."""
         with self._lock:
             return self._problem()
 
@@ -156,7 +156,7 @@ class StatusRecorder:
         return "; ".join(f"{source}: {text}" for source, text in sorted(self._troubles.items())) or None
 
     def paused(self, paused: bool) -> bool:
-        """Records that an operator paused or resumed marking; False if nothing changed."""
+        """Record that an operator paused or resumed marking; False if nothing changed."""
         with self._lock:
             if paused == (self._paused_since_at is not None):
                 return False
@@ -167,7 +167,7 @@ class StatusRecorder:
         return True
 
     def note(self, text: str) -> None:
-        """Adds a line to the last events."""
+        """Add a line to the last events."""
         self._events.append(LastEvent(datetime.now(UTC), text))
 
     def totals(self, slots: Sequence[Slot]) -> Totals:
@@ -197,7 +197,6 @@ class StatusRecorder:
         queued: int,
         backlog: Backlog | None,
     ) -> Status:
-        """Takes a snapshot."""
         now = time.monotonic()
         at = datetime.now(UTC)
         with self._lock:

@@ -1,7 +1,7 @@
-"""Assembles a harvester from its configuration: the one place that knows all parts.
+"""Assembles a harvester from its configuration: the only module that knows all parts.
 
-`assemble` makes them, unconnected. `renew_logins` hands new passwords to parts that run: connections that are open
-stay, new ones log in with them.
+`assemble` creates them, unconnected. `renew_logins` gives new passwords to running parts: open connections are kept,
+new ones use them.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 _REVOKE_MARGIN_S = 1.0
-_LINGER_MARGIN_S = 1.0  # a shard looks at the clock twice a second
+_LINGER_MARGIN_S = 1.0  # a shard checks the clock twice a second
 _LONGEST_HAND_OVER_S = 300.0
-_SHARDS_PER_CORE = 2  # more would take turns on the cores, with less to do at a time
-_LEAST_ANSWER_S, _LEAST_SILENCE_S = 3.0, 5.0  # a healthy shard of a starved machine needs that long
+_SHARDS_PER_CORE = 2  # more would compete for the cores, with less to do at a time
+_LEAST_ANSWER_S, _LEAST_SILENCE_S = 3.0, 5.0  # a healthy shard on a starved machine needs this long
 
 
 @dataclass(slots=True)
 class Parts:
-    """A harvester's parts, wired, not yet started."""
+    """A harvester's parts, wired but not started yet."""
 
     supervisor: Supervisor
     marker: Marker
@@ -67,7 +67,7 @@ class Parts:
     joined: threading.Event
 
     def prepare(self, config: Config, shards: int = 0) -> None:
-        """Have what the mode of delivery needs for so many shards. Raises BrokerUnavailable or BrokerError."""
+        """Provide what the delivery mode needs for `shards` shards. Raises BrokerUnavailable or BrokerError."""
         if config.delivery == EXACTLY_ONCE:
             topic = _ensure_progress_topic(config, shards)
             self.supervisor.lanes_known(topic.lanes)
@@ -84,7 +84,7 @@ class Parts:
             self.marker.join(timeout_s)
 
     def group_stop(self) -> None:
-        """Leave the group, if it was joined."""
+        """Leave the group, if joined."""
         if self.joined.is_set():
             self.group.stop()
 
@@ -98,12 +98,12 @@ def assemble(
     host: Host,
     log_of: Callable[[int | None], Log],
 ) -> Parts:
-    """Make all parts; nothing is connected or started yet."""
+    """Create all parts; nothing is connected or started yet."""
     limits = config.limits
     cores = len(os.sched_getaffinity(0))
     if limits.shards > WORTHWHILE_SHARDS_PER_CORE * cores:
         log_of(None).warning(
-            "%d shards on %d cores: more than %d for each take memory and sessions, and move no more",
+            "%d shards on %d cores: more than %d per core cost memory and sessions without moving more",
             limits.shards,
             cores,
             WORTHWHILE_SHARDS_PER_CORE,
@@ -167,7 +167,7 @@ def assemble(
 
 
 def take_over_mode(config: Config, application: str) -> DeliveryHandover:
-    """What a term owes to the one before, and the means for it; `application` is the name of its database session."""
+    """What a term owes to the previous one, and the means for it; `application` is the name of its database session."""
     make = failpoints.load().producer
     lanes = Lanes(_lane_settings(config), lambda options: make({**options, **SILENT}))
     session = PurgeSession(config.dsn, config.table, application, Rules(config.archive, config.poison.notice_topic))
@@ -175,18 +175,20 @@ def take_over_mode(config: Config, application: str) -> DeliveryHandover:
 
 
 def owner_of(config: Config) -> Owner:
-    """Whose harvesters of this configuration are (P37). Raises BrokerUnavailable."""
+    """The owner that harvesters of this configuration represent (P37). Raises BrokerUnavailable."""
     return Owner(config.leader_group_id, ask_cluster_id(config.common_options()))
 
 
 def expiry_s(config: Config) -> float:
-    """S + H + D: what an at-least-once leader, or a shard of it, had on the wire is gone after it (P24)."""
+    """S + H + D: after this, nothing that an at-least-once leader, or one of its shards, had on the wire remains
+    (P24).
+    """
     limits = config.limits
     return (limits.session_timeout + limits.heartbeat_timeout + config.delivery_timeout).total_seconds()
 
 
 def progress_topic(config: Config) -> ProgressTopic | None:
-    """The topic of the lanes; made where this harvester needs it."""
+    """The lanes' topic; created if this harvester needs it."""
     if config.delivery == EXACTLY_ONCE:
         return _ensure_progress_topic(config)
     return find_progress_topic(config.progress_topic, config.common_options())
@@ -217,12 +219,12 @@ def _put_away_settings(config: Config) -> PutAwaySettings | None:
     store = config.oversize.store_settings
     if config.oversize.policy != "claim-check" or store is None:
         return None
-    open_store(store)  # raises ConfigurationError where S3's library is missing, before there are shards
+    open_store(store)  # raises ConfigurationError if S3's library is missing, before shards start
     return PutAwaySettings(store, config.oversize.above or config.largest_record_bytes)
 
 
 def shard_specs(config: Config) -> list[ShardSpec]:
-    """What each shard process is told."""
+    """The specification of each shard process."""
     limits = config.limits
     oversize = _put_away_settings(config)
     policy = Policy(
@@ -256,7 +258,7 @@ def shard_specs(config: Config) -> list[ShardSpec]:
 
 
 def kafka_group(config: Config, forkserver: Forkserver) -> Group:
-    """The place in Kafka's group that the configuration names."""
+    """The configured Kafka group's member."""
     from harvester.relay.elector import Elector
 
     expiry = config.delivery_timeout + timing.SCAN_INTERVAL
@@ -264,7 +266,7 @@ def kafka_group(config: Config, forkserver: Forkserver) -> Group:
 
 
 def member_settings(config: Config) -> MemberSettings:
-    """What a member of that group is told."""
+    """The settings of that group's member."""
     from harvester.neli.member import MemberSettings
 
     limits = config.limits
@@ -294,7 +296,7 @@ def member_settings(config: Config) -> MemberSettings:
 
 
 def _linger_s(config: Config) -> float:
-    """How long a shard may take to finish its wire."""
+    """How long a shard may take to finish what is on the wire."""
     return (config.delivery_timeout + timing.PURGE_MARGIN).total_seconds()
 
 
@@ -304,11 +306,11 @@ def _revoke_within_s(config: Config) -> float:
 
 
 def renew_logins(parts: Parts, config: Config) -> None:
-    """Tell all parts, shards included. `config` differs from theirs in passwords only."""
+    """Update all parts, including shards. `config` differs from theirs only in passwords."""
     dsn = config.dsn
     options = config.common_options()
     user, password = options.get("sasl.username", ""), options.get("sasl.password", "")
-    shard = config.producer_options()  # which may have a login of its own
+    shard = config.producer_options()  # which may have separate credentials
     shard_user, shard_password = shard.get("sasl.username", ""), shard.get("sasl.password", "")
     parts.marker.log_in(dsn)
     parts.backlog.log_in(dsn)
@@ -321,6 +323,6 @@ def renew_logins(parts: Parts, config: Config) -> None:
         mode.lanes.log_in(shard_user, shard_password)
     mode.find = partial(progress_topic, config)
     parts.supervisor.log_in(shard_specs(config)[0], Login(dsn, shard_user, shard_password))
-    log_in = getattr(parts.group, "log_in", None)  # a group of the host's own has no connection of ours
+    log_in = getattr(parts.group, "log_in", None)  # a host's own group has no connection of ours
     if log_in is not None and user and password:
         log_in(config.consumer_options(), options, user)

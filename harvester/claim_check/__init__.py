@@ -1,7 +1,7 @@
-"""Claim checks: values that are too large for Kafka lie in a store, and their records say where (docs/large-values.md).
+"""Claim checks: values too large for Kafka are in a store, and their records refer to it (docs/large-values.md).
 
-The relay puts a value away and then publishes a record that refers to it (`harvester.relay.put_away`); `ClaimChecks`
-gets the value for whoever consumes the record.
+The relay stores a value and then publishes a record that refers to it (`harvester.relay.put_away`); `ClaimChecks` gets
+the value for the record's consumer.
 """
 
 from harvester.claim_check.resolver import ClaimChecks, ResolvedRecord

@@ -1,17 +1,17 @@
-"""The reference that a record carries in place of its value: its form in headers and body, and what it is checked for.
+"""The reference that a record carries in place of its value: its form in headers and body, and its checks. Pure.
 
 Pure.
 
-A value lies in its store as `<topic>/<id of the row>-<SHA-256>`. So the same row always gives the same object, no two
-rows share one, and a store can keep each topic's objects for a time of its own. Three headers tell of it, in UTF-8:
+A value is stored as `<topic>/<id of the row>-<SHA-256>`. So the same row always yields the same object, no two rows
+share one, and a store can keep each topic's objects for a separate time. Three headers describe it, in UTF-8:
 
-    harvester.claim-check          where it lies, e.g. s3://bucket/prefix/orders/4711-9f86d081…
+    harvester.claim-check          its location, e.g. s3://bucket/prefix/orders/4711-9f86d081…
     harvester.claim-check.bytes    its length
     harvester.claim-check.sha256   its SHA-256, in hexadecimal digits
 
-The body is the place again, in plain text: who expects JSON or Avro and knows nothing of claim checks fails on it, and
-does not take it for a value without fields. A consumer takes the object's name from the header, and the store from its
-own settings: no record can send it to another place.
+The body repeats the location in plain text: a consumer that expects JSON or Avro and does not support claim checks
+fails on it, instead of taking it for a value without fields. A consumer takes the object's name from the header, but
+the store from its own settings: no record can redirect it.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Reference:
     digest: str
 
     def check(self, value: bytes) -> bytes:
-        """The value, if it is the one that was put away; raises StoredValueChanged."""
+        """The value, if it is the stored one; raises StoredValueChanged."""
         if len(value) != self.length:
-            raise StoredValueChanged(self.name, f"it has {len(value):,} bytes, and had {self.length:,}")
+            raise StoredValueChanged(self.name, f"it has {len(value):,} bytes instead of {self.length:,}")
         if sha256(value).hexdigest() != self.digest:
-            raise StoredValueChanged(self.name, "its SHA-256 is another")
+            raise StoredValueChanged(self.name, "its SHA-256 differs")
         return value
 
 
 def refer(record: KafkaRecord) -> Reference:
-    """The object that holds this record's value: the same one for the same row."""
+    """The object that holds this record's value: always the same for the same row."""
     value = record.value or b""
     digest = sha256(value).hexdigest()
     return Reference(f"{record.topic}/{record.id}-{digest}", len(value), digest)
@@ -69,9 +69,9 @@ def replaced(record: KafkaRecord, reference: Reference, store_url: str) -> Kafka
 
 
 def read(headers: Any) -> Reference | None:
-    """The reference among a record's headers, of which the last of a name counts; None: its value is its own.
+    """The reference in a record's headers, where the last of a name counts; None if the value is the record's own.
 
-    Raises StoredValueChanged for headers that name no object.
+    Raises StoredValueChanged for headers that do not name an object.
     """
     url = find(headers, HEADER)
     if url is None:

@@ -1,4 +1,4 @@
-"""Gets the values of records that refer to a store, and checks that they are what the relay put away."""
+"""Gets the values of records from a store, and checks that they are what the relay stored."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HEADERS = (reference.HEADER, reference.BYTES_HEADER, reference.DIGEST_HEADER)
 
 
 class ClaimChecks:
-    """Resolves records of one store; `ClaimChecks("s3://bucket/prefix")`. Safe for several threads.
+    """Resolves records from one store; `ClaimChecks("s3://bucket/prefix")`. Thread-safe.
 
-    Raises ConfigurationError for what names no store. A value that is missing or changed, and a store that cannot be
-    reached, are ClaimCheckErrors.
+    Raises ConfigurationError if the store is invalid. Missing or changed values, and an unreachable store, raise
+    ClaimCheckErrors.
     """
 
     def __init__(self, store: StoreSettings | Mapping[str, str] | str) -> None:
@@ -30,7 +30,7 @@ class ClaimChecks:
         self._store = open_store(store)
 
     def value(self, value: bytes | None, headers: Any) -> bytes | None:
-        """The value of a record with this value and these headers, which may be None: from the store, or its own."""
+        """The value of a record with this value and these headers (or None): from the store, or its own."""
         found = reference.read(headers)
         if found is None:
             return value
@@ -41,11 +41,11 @@ class ClaimChecks:
             raise StoredValueChanged(f"{self._store.url}/{found.name}", error.reason) from None
 
     def applies_to(self, record: Any) -> bool:
-        """True for a record whose value lies in a store."""
+        """Whether a record's value is in a store."""
         return find(record.headers(), reference.HEADER) is not None
 
     def resolving(self, handler: Callable[[Any], object]) -> Callable[[Any], object]:
-        """The handler, given its record, or each of a list, as `resolve` returns it."""
+        """The handler, given records, or lists of them, as returned by `resolve`."""
 
         def handle(given: Any) -> object:
             many = isinstance(given, list)
@@ -58,7 +58,7 @@ class ClaimChecks:
         return ResolvedRecord(record, self.value(None, record.headers())) if self.applies_to(record) else record
 
     def resolve_or_mark(self, record: Any) -> Any:
-        """As `resolve`; where no waiting would bring the value, a record whose `value()` raises the error."""
+        """Like `resolve`; if waiting would not bring the value, returns a record whose `value()` raises the error."""
         try:
             return self.resolve(record)
         except (StoredValueChanged, StoredValueMissing) as error:
@@ -66,7 +66,9 @@ class ClaimChecks:
 
 
 class ResolvedRecord:
-    """A record with its value from the store, and without the headers that refer to it; else as the one consumed."""
+    """A record with its value from the store, and without the headers that refer to it; otherwise like the consumed
+    one.
+    """
 
     __slots__ = ("_record", "_value")
 
@@ -84,7 +86,7 @@ class ResolvedRecord:
 
 
 class UnresolvedRecord:
-    """A record whose value cannot be had, which its `value()` says; else as the one consumed."""
+    """A record whose value is not available: `value()` raises the error; otherwise like the consumed one."""
 
     __slots__ = ("_error", "_record")
 

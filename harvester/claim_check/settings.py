@@ -1,4 +1,4 @@
-"""The settings of a store for values, and the one form of its URL. Pure."""
+"""The settings of a store for values, and the normal form of its URL. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """A store's `url`; for S3 also `endpoint` and `region`, where they are not those of the environment.
+    """A store's `url`; for S3 also `endpoint` and `region`, if they differ from the environment's.
 
-    Credentials for S3 come from where boto3 finds them: environment, shared files, or the machine's role.
+    Credentials for S3 come from wherever boto3 finds them: environment, shared files, or the machine's role.
     """
 
     url: str
@@ -33,11 +33,11 @@ class StoreSettings:
 
 
 def read_url(text: str) -> str:
-    """The URL of a store in its one form, without a slash at its end; raises ValueError for anything else."""
+    """The normalised URL of a store, without a trailing slash; raises ValueError for anything else."""
     try:
         parts = urlsplit(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no URL") from None
+        raise ValueError(f"{text!r} is not a URL") from None
     path = parts.path.rstrip("/")
     if parts.query or parts.fragment or not text.isprintable():
         raise ValueError(f"{text!r} is not the URL of a store")

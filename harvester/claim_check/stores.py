@@ -1,8 +1,8 @@
-"""Stores for values: a directory, mostly of a shared file system, and S3 or what speaks its protocol (extra `[s3]`).
+"""Stores for values: a directory, usually in a shared file system, and S3 or compatible services (extra `[s3]`).
 
-`put` returns once the object is durable under its name, and gives the same name the same object however often it is
-repeated, from however many processes. Nothing is ever deleted here: a store's own rules do that by an object's age,
-which counts from its last `put`.
+`put` returns once the object is durable under its name, and repeating it, from any number of processes, yields the same
+object. Nothing is ever deleted here: a store's lifecycle rules do that by an object's age, which counts from its last
+`put`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 
 
 class Store(Protocol):
-    """Holds values by name. Safe for several threads."""
+    """Holds values by name. Thread-safe."""
 
     @property
-    def url(self) -> str: ...  # to which a slash and the object's name are added
+    def url(self) -> str: ...  # a slash and the object's name are appended to it
 
     def put(self, name: str, value: bytes) -> None:
-        """Store it, durably; raises StoreUnavailable, after which it may be there or not."""
+        """Store a value durably; raises StoreUnavailable, after which it may or may not be stored."""
 
     def get(self, name: str) -> bytes:
-        """All of an object; raises StoredValueMissing, StoreUnavailable."""
+        """The whole object; raises StoredValueMissing, StoreUnavailable."""
 
 
 def open_store(settings: StoreSettings) -> Store:
-    """Nothing is asked yet; raises ConfigurationError where the library for S3 is missing."""
+    """Does not contact the store yet; raises ConfigurationError if the library for S3 is missing."""
     return DirectoryStore(settings) if settings.url.startswith("file:") else S3Store(settings)
 
 
 class DirectoryStore:
-    """A file for each value, in a directory for each topic. The directory itself has to exist: a shared file system
-    that is not mounted must not be mistaken for an empty one.
+    """A file per value, in a directory per topic. The directory itself must exist: a shared file system that is not
+    mounted must not be mistaken for an empty one.
     """
 
     def __init__(self, settings: StoreSettings) -> None:
@@ -49,7 +49,7 @@ class DirectoryStore:
         self._root = Path(unquote(urlsplit(settings.url).path))
 
     def put(self, name: str, value: bytes) -> None:
-        """Written apart, and renamed once it is on the disk: whoever reads finds all of it, or nothing."""
+        """Written to a temporary file and renamed once it is on disk: readers find all of it, or nothing."""
         path = self._root / name
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
@@ -89,14 +89,14 @@ def _sync_directory(path: Path) -> None:
 
 
 class S3Store:
-    """An object for each value. boto3 is imported at the first use, so that shards without large values go without."""
+    """An object per value. boto3 is imported on first use, so that shards without large values do not load it."""
 
     def __init__(self, settings: StoreSettings) -> None:
         from importlib.util import find_spec
 
         if find_spec("boto3") is None:
             raise ConfigurationError(
-                [Problem("url", f"{settings.url} is S3, for which boto3 is missing")],
+                [Problem("url", f"{settings.url} is on S3, but boto3 is not installed")],
                 hint="pip install 'outbox-harvester[s3]'",
             )
         self.url, self._settings = settings.url, settings
@@ -104,7 +104,7 @@ class S3Store:
         self._bucket, self._prefix = parts.netloc, f"{parts.path.lstrip('/')}/".lstrip("/")
 
     def __reduce__(self) -> tuple[type[S3Store], tuple[StoreSettings]]:
-        return S3Store, (self._settings,)  # a client cannot go to another process
+        return S3Store, (self._settings,)  # a client cannot be sent to another process
 
     def put(self, name: str, value: bytes) -> None:
         self._call("put_object", Key=self._prefix + name, Body=value)
@@ -113,7 +113,7 @@ class S3Store:
         answer = self._call("get_object", Key=self._prefix + name)
         try:
             body: bytes = answer["Body"].read()
-        except Exception as error:  # urllib3's and botocore's, of no common kind
+        except Exception as error:  # urllib3's and botocore's have no common base
             raise StoreUnavailable(self.url, str(error)) from error
         return body
 
@@ -139,10 +139,10 @@ class S3Store:
             connect_timeout=_CONNECT_S,
             read_timeout=_ANSWER_S,
             retries={"mode": "standard", "max_attempts": 2},
-            # Elsewhere than at Amazon a bucket is seldom a host name.
+            # Outside Amazon, buckets are rarely host names.
             s3={"addressing_style": "path"} if settings.endpoint else None,
         )
-        # A session of its own, which is not safe for several threads; clients are.
+        # A separate session: sessions are not thread-safe, but clients are.
         return boto3.session.Session().client(
             "s3", endpoint_url=settings.endpoint or None, region_name=settings.region or None, config=options
         )

@@ -1,7 +1,7 @@
 """Finds and checks the configuration, and derives the options of each Kafka client from it.
 
-`load_config` reads a TOML file; `Config(...)` builds a configuration in Python. Either one holds effective values only,
-or raises ConfigurationError with everything that is wrong.
+`load_config` reads a TOML file; `Config(...)` builds a configuration in Python. Both hold effective values only, or
+raise ConfigurationError with all problems.
 
 `model` declares the settings, with the kinds of values in `fields` and the rules between times in `timing`. `load`
 reads the file, overrides and the environment. `describe` serves `harvester config` and a reload.

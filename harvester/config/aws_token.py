@@ -1,8 +1,8 @@
 """`oauth.token = "aws"`: tokens for MSK with IAM, signed by botocore; no request is sent to get one.
 
 A token is a presigned URL of `kafka-cluster:Connect` (Signature Version 4, query string), in base64 without padding.
-Credentials come from wherever botocore finds them: variables, a profile, the role of a pod, container or machine. It
-renews those that expire.
+Credentials come from wherever botocore finds them: variables, a profile, or the role of a pod, container or machine.
+botocore renews credentials that expire.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OPTIONS = ("region", "profile")
 
 
 def token(config: str) -> tuple[str, float]:
-    """The token, and when it expires; `config` may say `region=eu-west-1 profile=relay`."""
+    """The token, and when it expires; `config` may be `region=eu-west-1 profile=relay`."""
     options = _options(config)
     session = _session(options.get("profile"))
     region = options.get("region") or os.environ.get("AWS_REGION") or session.get_config_variable("region")
@@ -34,7 +34,7 @@ def token(config: str) -> tuple[str, float]:
 
 
 def signed(credentials: Any, region: str) -> tuple[str, float]:
-    """The token of these credentials of botocore's, from now on."""
+    """The token of these botocore credentials, valid from now."""
     from botocore.auth import SigV4QueryAuth
     from botocore.awsrequest import AWSRequest
 
@@ -43,7 +43,7 @@ def signed(credentials: Any, region: str) -> tuple[str, float]:
     SigV4QueryAuth(credentials.get_frozen_credentials(), _SERVICE, region, expires=LIFE_S).add_auth(request)
     (began,) = parse_qs(urlsplit(request.url).query)["X-Amz-Date"]
     expires = calendar.timegm(time.strptime(began, "%Y%m%dT%H%M%SZ")) + LIFE_S
-    # Not signed: brokers take it from whoever says it.
+    # Not signed: brokers do not verify it.
     text = f"{request.url}&User-Agent=outbox-harvester"
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("="), float(expires)
 
@@ -58,7 +58,7 @@ def _options(config: str) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _session(profile: str | None) -> Any:
-    """One for each process: it remembers credentials and renews them."""
+    """One per process: it caches credentials and renews them."""
     from botocore.session import Session
 
     return Session(profile=profile)

@@ -1,4 +1,4 @@
-"""Describes a configuration, has the Kafka client check it, and compares it with another; shows no secret."""
+"""Describes a configuration, has the Kafka client check it, and compares it with another; shows no secrets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from harvester.errors import Problem
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line: the setting's path as in TOML, its value (masked), and where that comes from."""
+    """One line: the setting's path as in TOML, its value (masked), and its origin."""
 
-    table: str  # empty at the top
+    table: str  # empty at the top level
     name: str
     value: str | int
     origin: str
@@ -38,14 +38,14 @@ class Setting:
 
 
 def to_toml(settings: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
-    """Settings as TOML. `comments` stand at the top, one line each."""
+    """Settings as TOML. `comments` come first, one line each."""
     one_line = (" ".join(re.sub(r"[\x00-\x1f\x7f]", " ", comment).split()) for comment in comments)
     head = "".join(f"# {line}\n" for line in one_line)
     return f"{head}\n{tomli_w.dumps(settings)}" if head else tomli_w.dumps(settings)
 
 
 def settings_of(loaded: Loaded) -> Iterator[Setting]:
-    """Every setting, those at the top first, then table by table in the model's order."""
+    """Every setting, top-level ones first, then table by table in the model's order."""
     shown = loaded.config.masked()
     described = {name: field.description for name, field in Config.model_fields.items()}
     for table, kind in Config.tables().items():
@@ -71,7 +71,7 @@ def settings_of(loaded: Loaded) -> Iterator[Setting]:
 
 
 def in_effect(config: Config) -> dict[str, str]:
-    """The times that follow from the settings and can only be seen here."""
+    """The times that follow from the settings and are only visible here."""
     return {
         "delivery_timeout": format_duration(config.delivery_timeout),
         "group_heartbeat_interval": format_duration(config.group_heartbeat_interval),
@@ -80,7 +80,7 @@ def in_effect(config: Config) -> dict[str, str]:
 
 
 def as_json(loaded: Loaded) -> dict[str, Any]:
-    """All of it for scripts. Durations are text, as in the file."""
+    """Everything, for scripts. Durations are text, as in the file."""
     config = loaded.config
     return {
         "source": str(loaded.source) if loaded.source else None,
@@ -93,14 +93,14 @@ def as_json(loaded: Loaded) -> dict[str, Any]:
 
 
 _NAMED = re.compile(r'(?:No such configuration property: |for configuration property )"(?P<option>[^"]+)"')
-# A client without address and login starts no connection (SASL may fetch a token over HTTP), and one without `oauth_cb`
+# A client without address and login opens no connection (SASL may fetch a token over HTTP), and one without `oauth_cb`
 # does not wait for a token.
 _PROTOCOLS = {"sasl_ssl": "ssl", "sasl_plaintext": "plaintext"}
 _LEFT_OUT = frozenset({"bootstrap.servers", "oauth_cb"})
 
 
 def check_clients(config: Config) -> list[Problem]:
-    """What librdkafka refuses in the options of producers and of the leader group's member. Connects to nothing."""
+    """What librdkafka refuses in the options of producers and of the leader group's member. Opens no connection."""
     problems: list[Problem] = []
     for options, producer in ((config.producer_options(), True), (config.consumer_options(), False)):
         for option, message in _refusals(options, producer=producer):
@@ -111,7 +111,7 @@ def check_clients(config: Config) -> list[Problem]:
 
 
 def _refusals(options: Mapping[str, str], *, producer: bool) -> list[tuple[str | None, str]]:
-    """(option or None, message) for each refusal: the client names one at a time, so each is taken out in turn."""
+    """(option or None, message) for each refusal: the client reports one at a time, so each is removed in turn."""
     rest = {name: value for name, value in options.items() if canonical(name) not in _LEFT_OUT}
     protocol = rest.get("security.protocol", "").lower()
     if protocol in _PROTOCOLS:
@@ -134,7 +134,7 @@ def _refusals(options: Mapping[str, str], *, producer: bool) -> list[tuple[str |
 def _refusal(options: Mapping[str, str], *, producer: bool) -> str | None:
     from confluent_kafka import Consumer, KafkaException, Producer
 
-    silent = logging.Logger("harvester.config.check")  # outside the tree: its warnings are nobody's
+    silent = logging.Logger("harvester.config.check")  # outside the tree: its warnings are discarded
     silent.addHandler(logging.NullHandler())
     try:
         client = (Producer if producer else Consumer)(dict(options), logger=silent)
@@ -154,14 +154,16 @@ def _option_path(config: Config, option: str | None) -> str:
     return option_path("producer_kafka_config" if in_producer else "base_kafka_config", option)
 
 
-# What `harvester start` applies to a running harvester when its configuration is read again.
+# Settings that `harvester start` applies to a running harvester when the configuration is reread.
 LIVE = frozenset({"limits.shards", "logging.level"})
 _KAFKA_PASSWORDS = frozenset(f"{table}.sasl.password" for table in ("base_kafka_config", "producer_kafka_config"))
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that differs. `before` and `after` are masked, None if not given; `password`: only that differs."""
+    """One setting that differs. `before` and `after` are masked, None if not given; `password`: only the password
+    differs.
+    """
 
     path: str
     before: Any
@@ -180,7 +182,7 @@ class Change:
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """Every setting whose value in effect differs, in the order of the model."""
+    """Every setting whose effective value differs, in the model's order."""
     old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
     masked_old, masked_new = _flat(before.masked()), _flat(after.masked())
     paths = dict.fromkeys([*old, *new])

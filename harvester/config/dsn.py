@@ -1,10 +1,10 @@
-"""Reads the data source: a PostgreSQL connection string, as `key=value` pairs or as a URI, with one or several hosts.
+"""Parses the data source: a PostgreSQL connection string, as `key=value` pairs or as a URI, with one or more hosts.
 
-Messages never repeat any of the text: in a broken string any piece may be part of the password.
+Messages never repeat any of the text: in an invalid string any part may belong to the password.
 
-One reading differs from libpq's. In the default, `password= dbname=postgres`, libpq skips the blank after `=` and finds
-the password "dbname=postgres" and no database name. Here a value after such a blank that is itself
-`<known parameter>=…` means that the value was left empty, as the writer meant.
+One interpretation differs from libpq's. In the default, `password= dbname=postgres`, libpq skips the blank after `=`
+and finds the password "dbname=postgres" and no database name. Here, if a value after such a blank is itself `<known
+parameter>=…`, the preceding value counts as empty, as the writer intended.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ FORM = '"host=db port=5432 user=app dbname=app" or "postgresql://app@db:5432/app
 
 
 def parse_dsn(text: str) -> dict[str, str]:
-    """The parameters that the string gives; raises ValueError, without any part of the string, when it is wrong."""
+    """The parameters in the string; raises ValueError, without quoting any of it, if it is invalid."""
     uri = text.strip().startswith(("postgresql://", "postgres://"))
-    if "\x00" in text:  # libpq would read up to it, and connect to whatever that says
-        raise ValueError("has a character that no connection string may have")
+    if "\x00" in text:  # libpq would use only the text before it
+        raise ValueError("contains a character that is not allowed in a connection string")
     try:
         parsed = conninfo_to_dict(text if uri else _with_empty_values(text))
     except ProgrammingError as error:
-        # The cause repeats what may be the password: it must not be chained.
+        # The original error quotes what may be the password: it must not be chained.
         raise ValueError(_without_text(str(error))) from None
     except (UnicodeError, ValueError):
-        raise ValueError("has a character that no connection string may have") from None
+        raise ValueError("contains a character that is not allowed in a connection string") from None
     params = {key: str(value) for key, value in parsed.items() if value is not None}
     _check(params, uri=uri)
     return params
 
 
 def effective_dsn(text: str, *, application_name: str) -> str:
-    """A conninfo for connecting: only to a server that takes writes, named, and with a bound on the wait."""
+    """A conninfo for connecting: only to a writable server, with an application name and a connect timeout."""
     params = {
         "target_session_attrs": "read-write",
         "connect_timeout": str(CONNECT_TIMEOUT_S),
@@ -57,7 +57,7 @@ def effective_dsn(text: str, *, application_name: str) -> str:
 
 
 def mask_dsn(text: str) -> str:
-    """The connection string as it may be shown: always in the `key=value` form."""
+    """The connection string in a form that may be shown: always `key=value`."""
     try:
         params = parse_dsn(text)
     except ValueError:
@@ -66,7 +66,7 @@ def mask_dsn(text: str) -> str:
 
 
 def without_password(text: str) -> dict[str, str]:
-    """Everything but the password and the file that holds it, for comparing two strings."""
+    """Everything except the password and the file that holds it, for comparing two strings."""
     return {key: value for key, value in parse_dsn(text).items() if key not in ("password", "passfile")}
 
 
@@ -94,7 +94,7 @@ def _without_text(message: str) -> str:
     if "invalid connection option" in message or "invalid URI query parameter" in message:
         named = re.search(r'"([^"]*)"', message)
         close = difflib.get_close_matches(named[1], sorted(_KEYWORDS), n=1) if named else []
-        return "has a parameter that PostgreSQL does not know" + (f" (did you mean {close[0]!r}?)" if close else "")
+        return "has a parameter unknown to PostgreSQL" + (f" (did you mean {close[0]!r}?)" if close else "")
     return "is not a PostgreSQL connection string"
 
 
@@ -108,7 +108,7 @@ def _check(params: dict[str, str], *, uri: bool) -> None:
         raise ValueError("has a port that is not a number from 1 to 65535")
     hosts = max(len(params.get(key, "").split(",")) for key in ("host", "hostaddr"))
     if len(ports) > 1 and len(ports) != hosts:
-        raise ValueError(f"names {len(ports)} ports for {hosts} host(s); give one port, or one for each")
+        raise ValueError(f"names {len(ports)} ports for {hosts} host(s); give one port, or one per host")
     timeout = params.get("connect_timeout", "0")
     if not re.fullmatch(r"-?[0-9]{1,9}", timeout):
         raise ValueError("has a connect_timeout that is not a whole number of seconds")

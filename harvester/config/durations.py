@@ -1,7 +1,7 @@
-"""Reads and writes durations as text: `100ms`, `1.5s`, `5m`, `2h`, `7d`, and sums of them: `1m30s`.
+"""Parses and formats durations: `100ms`, `1.5s`, `5m`, `2h`, `7d`, and sums of them: `1m30s`.
 
-Exact: both directions go through whole microseconds, the resolution of `timedelta`; nothing is rounded.
-A bare number is no duration, because nobody can tell whether 5 means seconds or milliseconds.
+Exact: both directions use whole microseconds, the resolution of `timedelta`; nothing is rounded. A bare number is not a
+duration, because it is unclear whether 5 means seconds or milliseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORM = 'a number with a unit (us, ms, s, m, h, d), in quotes: "100ms", "1.5s", "
 
 
 def parse_duration(text: str) -> timedelta:
-    """Read a duration; raises ValueError with a message that says how to write it."""
+    """Parse a duration; raises ValueError with a message that explains the format."""
     stripped = text.strip()
     if not stripped:
         raise ValueError("is empty")
@@ -48,7 +48,7 @@ def format_duration(value: timedelta) -> str:
     us = value // timedelta(microseconds=1)
     if us < 0:
         raise ValueError("a duration cannot be negative")
-    # One day is 24h: people think of the bounds of timeouts in hours.
+    # One day is written as 24h, since timeouts are usually expressed in hours.
     if us > _UNIT_US["d"] and us % _UNIT_US["d"] == 0:
         return f"{us // _UNIT_US['d']}d"
     for unit in ("h", "m"):
@@ -64,10 +64,10 @@ def format_duration(value: timedelta) -> str:
 
 
 def bare_number_hint(number: object) -> str:
-    """What a number without a unit could have meant: `"5s" or "5ms"`."""
+    """The possible meanings of a number without a unit: `"5s" or "5ms"`."""
     return f'"{number}s" or "{number}ms"'
 
 
 def to_ms(value: timedelta) -> int:
-    """Whole milliseconds, rounded down: the form that Kafka options take."""
+    """Whole milliseconds, rounded down: the form of Kafka options."""
     return value // timedelta(milliseconds=1)

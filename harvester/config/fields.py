@@ -1,6 +1,6 @@
-"""The kinds of values that settings take, with what each allows, and the defaults that depend on the process.
+"""The kinds of values that settings accept, their constraints, and defaults that depend on the process.
 
-A kind is an annotated type, such as `Topic`, or a validator with bounds, such as `whole_number(1, 256)`.
+A kind is an annotated type, such as `Topic`, or a validator with limits, such as `whole_number(1, 256)`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harvester.config.problems import echo, refuse
 from harvester.errors import SchemaError
 from harvester.outbox.tables import OutboxTable
 
-MAX_SESSION_TIMEOUT = timedelta(hours=1)  # librdkafka's bound
+MAX_SESSION_TIMEOUT = timedelta(hours=1)  # librdkafka's limit
 _MAX_HEADER_BYTES = 255
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%]{2,60}\]):([0-9]{1,5})", re.ASCII)
@@ -62,7 +62,7 @@ def duration_up_to(longest: timedelta) -> BeforeValidator:
 
 
 def whole_number(low: int, high: int) -> BeforeValidator:
-    """An integer within bounds; also as decimal text, so that `${SHARDS}` can give one."""
+    """An integer within limits; also as decimal text, so that `${SHARDS}` can provide one."""
 
     def read(value: object) -> int:
         allowed = f"a whole number from {low} to {high}"
@@ -187,7 +187,7 @@ def _data_source(value: object) -> str:
     try:
         parse_dsn(text)
     except ValueError as error:
-        refuse(str(error), DSN_FORM)  # holds no part of the text
+        refuse(str(error), DSN_FORM)  # contains no part of the text
     return text
 
 
@@ -212,7 +212,7 @@ def _matching(form: str, what: str, allowed: str) -> Callable[[object], str]:
 Duration = Annotated[timedelta, duration_up_to(timedelta(hours=24)), _as_text]
 SessionDuration = Annotated[timedelta, duration_up_to(MAX_SESSION_TIMEOUT), _as_text]
 Retention = Annotated[timedelta, duration_up_to(timedelta(days=3650)), _as_text]
-Switch = Annotated[bool, BeforeValidator(_switch)]  # also as text, so that `${TRACING:-false}` can give one
+Switch = Annotated[bool, BeforeValidator(_switch)]  # also as text, so that `${TRACING:-false}` can provide one
 Name = Annotated[str, BeforeValidator(_printable(_LONGEST_NAME))]
 GroupId = Annotated[str, BeforeValidator(_group_id)]
 Topic = Annotated[str, BeforeValidator(_topic)]
@@ -233,8 +233,8 @@ Endpoint = Annotated[
 Region = Annotated[str, BeforeValidator(_matching(r"[A-Za-z0-9-]{1,63}", "a region", 'such as "eu-central-1"'))]
 
 
-# A name that says nothing about the service (an interpreter, an application server) is no default: two services that
-# share a group id would starve each other.
+# A name that does not identify the service (an interpreter, an application server) is not used as default: two services
+# with the same group id would starve each other.
 _SUFFIXES = frozenset({".py", ".pyw", ".pyz", ".pyc", ".exe"})
 _GENERIC = re.compile(
     r"(python|pypy|ipython|bpython|ptpython)[0-9.]*t?|"
@@ -249,9 +249,9 @@ _GENERIC = re.compile(
 
 
 def group_id_from(main_script: str, main_module: str | None) -> str:
-    """A group id from `sys.argv[0]` and the name of the module run with `-m`; empty where neither names a service.
+    """A group id from `sys.argv[0]` and the name of the module run with `-m`; empty if neither identifies a service.
 
-    The file name without its Python suffix, everything outside `A-Za-z0-9._-` turned into `_`.
+    The file name without its Python suffix, with everything outside `A-Za-z0-9._-` replaced by `_`.
     """
     if main_module:
         name = main_module.removesuffix(".__main__").split(".")[0]

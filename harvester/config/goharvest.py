@@ -1,8 +1,8 @@
-"""Converts a configuration of goharvest's `reaper` into ours, with notes on everything that differs (pure).
+"""Converts a configuration of goharvest's `reaper` into ours, with notes on all differences (pure).
 
 Names are those of goharvest's user guide (`reaper.yaml`: `harvest`, `logging`). Options that guard an invariant here
-are left out; a delivery timeout that is longer than the default session allows makes the session longer. Values change
-their form: durations are Go's, levels Scribe's, data sources lib/pq's.
+are omitted; a delivery timeout longer than the default session allows lengthens the session. Value formats are
+converted: durations are Go's, levels Scribe's, data sources lib/pq's.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _TERM = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _LEVELS = {"trace": "trace", "debug": "debug", "info": "info", "warn": "warning", "error": "error", "off": "error",
            "all": "trace"}  # fmt: skip
 _KEYWORDS = frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
-# lib/pq's own; libpq has nothing like them.
+# lib/pq's own parameters; libpq has no equivalent.
 _PQ_ONLY = frozenset({"binary_parameters", "disable_prepared_binary_result", "sslinline", "krbspn"})
-_PLAIN = "/:,@"  # of a URL's parameters; all else is percent-encoded
+_PLAIN = "/:,@"  # in a URL's parameters; everything else is percent-encoded
 _NOT_UNDERSTOOD = "is not a connection string that libpq understands"
 _PAIR = re.compile(r"\s*([^\s=]+)\s*=(\s*)('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)", re.DOTALL)
 _NEXT = re.compile(r"([a-z_]+)=")
-# There, here.
+# goharvest's name, ours.
 _LIMITS = {
     "minPollInterval": "min_poll_interval",
     "heartbeatTimeout": "heartbeat_timeout",
@@ -50,33 +50,33 @@ _LIMITS = {
     "sendBuffer": "send_buffer",
     "markQueryRecords": "mark_query_records",
 }
-# What may be 0 there, and the least here.
+# May be 0 there; the minimum here.
 _ZEROS: Mapping[str, int | str] = {
     "ioErrorBackoff": "1ms", "markBackoff": "1ms", "minMetricsInterval": "1ms", "sendBuffer": 1,
 }  # fmt: skip
 _INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 _COUNTS = frozenset({"maxInFlightRecords", "sendConcurrency", "sendBuffer", "markQueryRecords"})
 _MEANINGS = {
-    "sendConcurrency": "shards are processes here, not threads; four for each core are the most that is worth it",
-    "sendBuffer": "here: records still sent to a shard whose pipe is full; max_queued_per_key bounds what is queued",
+    "sendConcurrency": "shards are processes here, not threads; more than four per core are not worthwhile",
+    "sendBuffer": "here: records still sent to a shard whose pipe is full; max_queued_per_key limits what is queued",
 }
 _TEXTS = {"leaderTopic": "leader_topic", "leaderGroupID": "leader_group_id", "outboxTable": "outbox_table",
           "name": "name"}  # fmt: skip
 _TABLES = {"baseKafkaConfig": "base_kafka_config", "producerKafkaConfig": "producer_kafka_config"}
-_NO_COUNTERPART = "left out: there is no such setting here"
+_NO_COUNTERPART = "omitted: there is no such setting here"
 _DEFAULT_GROUP = "reaper"
 _H = timedelta(seconds=3)  # ours; theirs is 5 s
 _QUEUE = timedelta(seconds=30)
 
 
 def duration(value: object) -> str:
-    """A duration as Go writes it (`1m30s`), or as it keeps it (nanoseconds); raises ValueError."""
+    """A duration as written by Go (`1m30s`), or in nanoseconds; raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{value!r} is not a duration")  # noqa: TRY004 - as for a text that is none
+        raise ValueError(f"{value!r} is not a duration")  # noqa: TRY004 - as for invalid text
     if isinstance(value, int):
         return _format(Fraction(value))
     text, total, at = value.strip().removeprefix("+"), Fraction(0), 0
-    if text == "0":  # the only number that needs no unit
+    if text == "0":  # the only number without a unit
         return _format(total)
     while at < len(text) and (term := _TERM.match(text, at)):
         total += Fraction(term[1].rstrip(".") or "0") * _UNIT_NS[term[2]]
@@ -88,17 +88,17 @@ def duration(value: object) -> str:
 
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a whole number")  # noqa: TRY004 - as for a text that is not one
+        raise ValueError(f"{value!r} is not a whole number")  # noqa: TRY004 - as for invalid text
     return value
 
 
 def is_off(value: object) -> bool:
-    """Whether this level logs nothing; without quotes it is False to YAML."""
+    """Whether this level logs nothing; unquoted, YAML reads it as False."""
     return value is False or str(value).lower() == "off"
 
 
 def level(value: object) -> str:
-    """A level of logging; raises ValueError."""
+    """A log level; raises ValueError."""
     found = _LEVELS.get("off" if is_off(value) else str(value).lower())
     if found is None:
         raise ValueError(f"{value!r} is not a level")
@@ -106,14 +106,14 @@ def level(value: object) -> str:
 
 
 def data_source(text: str) -> tuple[str, list[str]]:
-    """A data source of lib/pq as one that libpq understands alike, and notes on what was changed.
+    """A lib/pq data source in an equivalent form for libpq, and notes on what was changed.
 
-    Raises ValueError, without any part of the text, where it is not a connection string.
+    Raises ValueError, without quoting any of the text, if it is not a connection string.
     """
     text, notes = text.strip(), list[str]()
     if text.startswith(("postgres://", "postgresql://")):
         address, _, query = text.partition("?")
-        # The first of several, and none that is empty, as lib/pq has it; a + is a space there, and not to libpq.
+        # As in lib/pq, the first of several counts, and empty ones are ignored; a + is a space there, but not in libpq.
         given: dict[str, str] = {}
         for name, value in parse_qsl(query):
             given.setdefault(name, value)
@@ -140,29 +140,29 @@ def _names_host(address: str) -> bool:
 
 
 def _adapted(pairs: Mapping[str, str], notes: list[str], *, at_home: bool = True) -> dict[str, str]:
-    """Parameters of lib/pq as those of libpq. `at_home`: they alone can name a host."""
+    """lib/pq's parameters as those of libpq. `at_home`: only they can name a host."""
     for name in sorted(_PQ_ONLY & set(pairs)):
-        notes.append(f"{name} left out: only goharvest's driver knows it")
-    # lib/pq hands what it does not know to the server, as a setting of the session.
+        notes.append(f"{name} omitted: only goharvest's driver supports it")
+    # lib/pq passes unknown parameters to the server, as session settings.
     runtime = {name: value for name, value in pairs.items() if name not in _KEYWORDS | _PQ_ONLY}
     found = {name: value for name, value in pairs.items() if name in _KEYWORDS}
     if runtime:
         options = " ".join(f"-c {name}={_escaped(value)}" for name, value in runtime.items())
         found["options"] = f"{found['options']} {options}" if found.get("options") else options
-        notes.append(f"{', '.join(runtime)} given as options: libpq takes settings of the session there")
+        notes.append(f"{', '.join(runtime)} moved to options, where libpq expects session settings")
     if at_home and not found.get("host"):
         found = {"host": "localhost", **{name: value for name, value in found.items() if name != "host"}}
-        notes.append("host=localhost added: the default of goharvest's driver; that of libpq is a socket")
+        notes.append("host=localhost added: the default of goharvest's driver; libpq's is a socket")
     if not found.get("sslmode"):
         found["sslmode"] = "require"
-        notes.append("sslmode=require added: the default of goharvest's driver; that of libpq asks for less")
+        notes.append("sslmode=require added: the default of goharvest's driver; libpq's is weaker")
     return found
 
 
 def _pairs(text: str, notes: list[str]) -> tuple[dict[str, str], str]:
-    """The parameters as lib/pq reads them, and the text that is none.
+    """The parameters as lib/pq parses them, and the text that is not a parameter.
 
-    Blanks behind = are skipped, so in `password= dbname=x` the password is `dbname=x`, and no dbname is given.
+    Blanks after = are skipped, so in `password= dbname=x` the password is `dbname=x`, and dbname is not set.
     """
     found: dict[str, str] = {}
     at = 0
@@ -173,8 +173,8 @@ def _pairs(text: str, notes: list[str]) -> tuple[dict[str, str], str]:
         taken = _NEXT.match(value) if gap else None
         if taken is not None and taken[1] in _KEYWORDS:
             notes.append(
-                f"{name} takes the text behind it for its value, up to the next blank, so {taken[1]} is not given:"
-                " goharvest's driver reads it like that. If it was to be empty, correct both here"
+                f"{name} takes the text after it, up to the next blank, as its value, so {taken[1]} is not set:"
+                " goharvest's driver interprets it like this. If it should be empty, correct both here"
             )
     return found, text[at:].strip()
 
@@ -192,7 +192,7 @@ def _format(nanoseconds: Fraction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that differs, or has no counterpart. `path` is the name there."""
+    """A difference, or a setting without a counterpart. `path` is goharvest's name."""
 
     path: str
     text: str
@@ -203,7 +203,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """`settings` as TOML would give them; a text's `$` is doubled, since ours stand for variables."""
+    """`settings` as read from TOML; `$` in text is doubled, since ours introduces variables."""
 
     settings: Mapping[str, Any]
     notes: tuple[Note, ...]
@@ -245,24 +245,24 @@ class _Conversion:
         if not isinstance(value, Mapping):
             self.problems.append(Problem(path or "the document", "is not a mapping"))
             return {}
-        # A key without a value is as good as not given.
+        # A key without a value counts as not given.
         return {str(name): inner for name, inner in value.items() if inner is not None}
 
     def texts(self, harvest: dict[str, Any]) -> None:
         for theirs in (*_TEXTS, "dataSource"):
-            if harvest.get(theirs) == "":  # as good as not given
+            if harvest.get(theirs) == "":  # counts as not given
                 del harvest[theirs]
         topic = str(harvest.get("leaderTopic", ""))
         if topic and (topic in _INTERNAL_TOPICS or not is_topic(topic)):
-            why = "Kafka keeps it for itself" if topic in _INTERNAL_TOPICS else "no topic can have this name"
-            self.notes.append(Note("harvest.leaderTopic", f"left out: {why}; it is leader_group_id + '.neli' now"))
+            why = "it is reserved for Kafka" if topic in _INTERNAL_TOPICS else "no topic can have this name"
+            self.notes.append(Note("harvest.leaderTopic", f"omitted: {why}; the default is leader_group_id + '.neli'"))
             del harvest["leaderTopic"]
         for theirs, ours in _TEXTS.items():
             if theirs in harvest:
                 self.settings[ours] = plain(str(harvest.pop(theirs)))
         if "leader_group_id" not in self.settings:
             self.settings["leader_group_id"] = _DEFAULT_GROUP
-            text = f"not given: {_DEFAULT_GROUP!r}, the name of goharvest's program, unless yours had another"
+            text = f"not given: {_DEFAULT_GROUP!r}, the name of goharvest's program, unless yours had a different name"
             self.notes.append(Note("harvest.leaderGroupID", text))
         if "dataSource" in harvest:
             self.data_source(str(harvest.pop("dataSource")))
@@ -295,7 +295,7 @@ class _Conversion:
                 path, meant = f"harvest.{names[table]}.{option}", canonical(option)
                 reason = refusal(meant)
                 if reason:
-                    self.notes.append(Note(path, f"left out: {reason}"))
+                    self.notes.append(Note(path, f"omitted: {reason}"))
                     continue
                 into = table
                 if table == "base_kafka_config" and meant in PRODUCER_ONLY:
@@ -303,11 +303,11 @@ class _Conversion:
                 elif table == "producer_kafka_config" and meant in CONSUMER_ONLY:
                     into = "base_kafka_config"
                 if into != table:
-                    self.notes.append(Note(path, f"moved to [{into}]: only such clients know it"))
+                    self.notes.append(Note(path, f"moved to [{into}]: only these clients support it"))
                 shown = plain(value) if isinstance(value, str) else value
                 options_there = self.settings.setdefault(into, {})
                 for alias in [name for name in options_there if canonical(name) == meant]:
-                    del options_there[alias]  # given for all clients, and once more for producers: the latter wins
+                    del options_there[alias]  # given for all clients and again for producers: the latter wins
                 options_there[option] = shown
 
     def limit(self, path: str, theirs: str, given: object) -> None:
@@ -322,12 +322,12 @@ class _Conversion:
             return
         if theirs in _ZEROS and self.limits[ours] in (0, "0s"):
             self.limits[ours] = _ZEROS[theirs]
-            self.notes.append(Note(path, f"{_ZEROS[theirs]}, the least here, for the 0 there"))
+            self.notes.append(Note(path, f"{_ZEROS[theirs]}, the minimum here, for 0 there"))
         if theirs in _MEANINGS:
             self.notes.append(Note(path, _MEANINGS[theirs]))
 
     def times(self) -> None:
-        """Make room for polls and for a delivery timeout that were given (docs/configuration.md, rules 1, 2 and 4)."""
+        """Make room for the given polls and delivery timeout (docs/configuration.md, rules 1, 2 and 4)."""
         if self.time("min_poll_interval", timing.MS) * timing.MIN_POLLS_PER_HEARTBEAT > _H:
             self.limits.setdefault("heartbeat_timeout", "5s")
         options = {name: str(value) for name, value in self.settings.get("producer_kafka_config", {}).items()}
@@ -343,9 +343,7 @@ class _Conversion:
         for ours, is_, least in (("drain_interval", drain, least_drain), ("session_timeout", session, least_session)):
             if is_ < least:
                 self.limits[ours] = format_duration(least)
-                why = (
-                    f"so limits.{ours} is {self.limits[ours]}: a leader that goes must know what became of its records"
-                )
+                why = f"so limits.{ours} is {self.limits[ours]}: a departing leader must know the fate of its records"
                 self.notes.append(Note("harvest.producerKafkaConfig.delivery.timeout.ms", why))
 
     def time(self, ours: str, default: timedelta) -> timedelta:
@@ -353,10 +351,10 @@ class _Conversion:
 
 
 def plain(text: str) -> str:
-    """A text in which nothing stands for a variable."""
+    """Text in which nothing is interpreted as a variable."""
     return text.replace("$", "$$")
 
 
 def convert(document: object) -> Imported:
-    """Converts a parsed `reaper.yaml`. Raises ConfigurationError with everything that cannot be understood."""
+    """Convert a parsed `reaper.yaml`. Raises ConfigurationError with everything that is invalid."""
     return _Conversion().run(document)

@@ -1,7 +1,7 @@
-"""Reads tables of Kafka client options: which ones pass through, which are refused and why, which are secret.
+"""Reads tables of Kafka client options: which are passed on, which are refused and why, which are secret.
 
-Names are librdkafka's (its CONFIGURATION.md). Aliases count as the option they stand for, so that a refused one
-cannot come in under its other name.
+Names are librdkafka's (its CONFIGURATION.md). Aliases count as the option they stand for, so that a refused option
+cannot be set under its other name.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ALIASES = {
     "auto.commit.enable": "enable.auto.commit",
 }
 
-_ORDER = "it guards the order of each key (I2) and that nothing is lost (I5)"
+_ORDER = "it protects the order of each key (I2) and prevents loss (I5)"
 _ELECTION = "the election sets it: it decides who may lead (I4)"
 _CALLBACK = "it is a callback, which a configuration cannot carry into the shard processes"
 REFUSED = {
     "request.required.acks": f"always all: {_ORDER}",
     "enable.idempotence": f"always true: {_ORDER}",
-    "enable.gapless.guarantee": "it would end a producer at the first record that a broker refuses (I7)",
+    "enable.gapless.guarantee": "it would fail the producer at the first record that a broker refuses (I7)",
     "transactional.id": "it identifies a shard's lane; the harvester sets it",
     "enable.auto.commit": f"always false; {_ELECTION}",
     "enable.auto.offset.store": _ELECTION,
@@ -44,7 +44,7 @@ REFUSED = {
     "partition.assignment.strategy": f"always cooperative-sticky; {_ELECTION}",
     "session.timeout.ms": "set limits.session_timeout instead: other limits are checked against it",
     "heartbeat.interval.ms": "it follows from limits.session_timeout",
-    "partitioner": "always murmur2_random, as Java and Spark have it: another would move keys to other partitions",
+    "partitioner": "always murmur2_random, as in Java and Spark: any other would move keys to other partitions",
     "delivery.report.only.error": "always false: a record is purged when its acknowledgement is reported (I5)",
     "default.topic.config": "give its options directly in the table",
     "logger": "set [logging] level, or pass a logger where the harvester is embedded",
@@ -74,10 +74,10 @@ CONSUMER_ONLY = frozenset(
     }
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
-# librdkafka puts the client's name into its statistics, which are JSON, without escaping it, and cuts that name after
-# 127 bytes, inside a character if need be. Neither can be read then, and `poll` raises.
+# librdkafka puts the client's name into its JSON statistics without escaping it, and truncates it after 127 bytes,
+# possibly within a character. Either makes them unreadable, and `poll` raises.
 _LONGEST_CLIENT_ID_BYTES = 100
-_MAX_IN_FLIGHT = 5  # librdkafka's bound for an idempotent producer
+_MAX_IN_FLIGHT = 5  # librdkafka's limit for an idempotent producer
 _INTEGER_OPTIONS = {
     "message.timeout.ms": (0, 2_147_483_647),
     "max.poll.interval.ms": (1, 86_400_000),
@@ -91,12 +91,14 @@ _INTEGER_REASONS = {
 
 
 def canonical(option: str) -> str:
-    """The option that a name stands for."""
+    """The option for which a name stands."""
     return ALIASES.get(option, option)
 
 
 def flatten(table: Mapping[str, object]) -> list[tuple[str, object]]:
-    """A TOML table as (option, value); `linger.ms = 1` without quotes is a nested table in TOML and means the same."""
+    """A TOML table as (option, value); `linger.ms = 1` without quotes is a nested table in TOML with the same
+    meaning.
+    """
     pairs: list[tuple[str, object]] = []
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
@@ -107,9 +109,9 @@ def flatten(table: Mapping[str, object]) -> list[tuple[str, object]]:
 
 
 def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, str], list[Problem]]:
-    """A table from a file or from Python as options for librdkafka, and everything that is wrong with it.
+    """A table from a file or from Python as options for librdkafka, and all problems with it.
 
-    Values are never repeated in a problem. Keeps the order and the spelling of the names.
+    Problems never repeat values. Order and spelling of names are kept.
     """
     options: dict[str, str] = {}
     seen: dict[str, str] = {}
@@ -133,11 +135,11 @@ def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, st
         elif "\x00" in text:
             problems.append(Problem(path, "holds a NUL character"))
         elif name == "base_kafka_config" and meant in PRODUCER_ONLY:
-            problems.append(Problem(path, "is for producers only; move it to [producer_kafka_config]"))
+            problems.append(Problem(path, "applies to producers only; move it to [producer_kafka_config]"))
         elif name == "producer_kafka_config" and meant in CONSUMER_ONLY:
-            problems.append(Problem(path, "is for consumers only; move it to [base_kafka_config]"))
+            problems.append(Problem(path, "applies to consumers only; move it to [base_kafka_config]"))
         elif meant == "client.id" and not _fits_client_id(text):
-            problems.append(Problem(path, "cannot be read in what the Kafka client reports", _CLIENT_ID_FORM))
+            problems.append(Problem(path, "would make the Kafka client's statistics unreadable", _CLIENT_ID_FORM))
         elif wrong := _out_of_range(meant, text):
             problems.append(Problem(path, *wrong))
         else:
@@ -146,7 +148,7 @@ def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, st
 
 
 def client_id(name: str) -> str:
-    """A name of a process as an option `client.id`."""
+    """A process name as an option `client.id`."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_LONGEST_CLIENT_ID_BYTES]
 
 
@@ -162,7 +164,7 @@ def _fits_client_id(text: str) -> bool:
 
 
 def option_path(table: str, option: str) -> str:
-    """How an option is named in a problem: its name has dots of its own."""
+    """The name of an option in a problem: it is quoted, since it contains dots."""
     return f'{table}."{path_part(option)}"'
 
 
@@ -173,7 +175,7 @@ def get(options: Mapping[str, str], option: str) -> str | None:
 
 
 def merge(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Later layers win, also where they spell an option differently."""
+    """Later layers win, even if they spell an option differently."""
     merged: dict[str, tuple[str, str]] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -182,7 +184,7 @@ def merge(*layers: Mapping[str, str]) -> dict[str, str]:
 
 
 def without(options: Mapping[str, str], names: frozenset[str]) -> dict[str, str]:
-    """The options that a kind of client understands: librdkafka warns about the others at every start."""
+    """The options supported by a kind of client: librdkafka would warn about others at every start."""
     return {name: value for name, value in options.items() if canonical(name) not in names}
 
 
@@ -197,7 +199,7 @@ def _text(value: object) -> str | None:
 
 
 def refusal(option: str) -> str | None:
-    """Why an option cannot be set, under its canonical name."""
+    """Why an option cannot be set; takes its canonical name."""
     if option.startswith("group."):
         return f"set leader_group_id instead; {_ELECTION}"
     return REFUSED.get(option) or (_CALLBACK if option.endswith(_CALLBACK_ENDINGS) else None)
@@ -213,8 +215,8 @@ def _out_of_range(option: str, text: str) -> tuple[str, str] | None:
     return (f"is out of range: {reason}" if reason else "is out of range", f"a whole number from {low} to {high}")
 
 
-# The names follow librdkafka's own list of sensitive properties, widened to everything that is named like one: a
-# misspelt `sasl.pasword` gets past, and is refused before it is shown.
+# Names follow librdkafka's own list of sensitive properties, extended to everything with a similar name: a misspelt
+# `sasl.pasword` gets past, but is refused before it is shown.
 MASK = "***"
 _ANYWHERE = re.compile(r"pass|secret|credential", re.IGNORECASE)
 _AT_END = re.compile(r"(\.pem|_pem|[._]key|^key|token|user\.info|sasl\.username|oauthbearer\.config)$", re.IGNORECASE)
@@ -230,7 +232,7 @@ def is_secret(option: str) -> bool:
 
 
 def mask_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Kafka options as they may be shown, in their order; a login inside a URL is masked too."""
+    """Kafka options in a form that may be shown, in their order; a login inside a URL is masked, too."""
     return {
         option: (MASK if value else value) if is_secret(option) else _URL_LOGIN.sub(f"{MASK}@", value)
         for option, value in options.items()
@@ -238,7 +240,7 @@ def mask_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def scrub(text: str, options: Mapping[str, str]) -> str:
-    """A message of librdkafka's with every secret value masked."""
+    """A librdkafka message with every secret value masked."""
     for option, value in options.items():
         if is_secret(option) and value:
             text = text.replace(value, MASK)

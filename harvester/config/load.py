@@ -1,7 +1,7 @@
 """Loads a configuration from file, overrides and environment, and reports all problems at once.
 
-Texts may refer to environment variables: `${VAR}`, `${VAR:-default}`; `$$` stands for one `$`. As in a shell, the
-default also replaces an empty variable. Keys are left alone, and so is what a variable holds.
+Text may refer to environment variables: `${VAR}`, `${VAR:-default}`; `$$` stands for `$`. As in a shell, the default
+also replaces an empty variable. Keys and the values of variables are not interpolated.
 
 Overrides come from the command line: `--set limits.shards=4`, `--set base_kafka_config.bootstrap.servers=db:9092`.
 """
@@ -27,14 +27,14 @@ _HINT = "`harvester config show` without a file prints every setting with its de
 _MAX_FILE_BYTES = 1_000_000
 _DURATIONS = frozenset(name for name, field in Limits.model_fields.items() if field.annotation is timedelta)
 _OPTION_TABLES = ("base_kafka_config", "producer_kafka_config")
-_TIMES = frozenset({"delivery.timeout.ms", "max.poll.interval.ms", "linger.ms"})  # rules relate them to the limits
+_TIMES = frozenset({"delivery.timeout.ms", "max.poll.interval.ms", "linger.ms"})  # checked against the limits
 _ASSIGNMENT = 'SETTING=VALUE, such as limits.shards=4 or producer_kafka_config."linger.ms"=5'
 _REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
 _FORM = "${NAME} or ${NAME:-default}; $$ for a plain $"
 
 
 def interpolate_table(table: Mapping[str, object], env: Mapping[str, str]) -> tuple[dict[str, object], list[Problem]]:
-    """The table with every reference replaced, and what could not be replaced (those texts stay as they are)."""
+    """The table with all references replaced, and those that could not be replaced (their text is unchanged)."""
     result: dict[str, object] = {}
     problems: list[Problem] = []
     for key, value in table.items():
@@ -72,7 +72,7 @@ def _interpolate(value: object, env: Mapping[str, str], path: str, problems: lis
 def apply_overrides(
     data: Mapping[str, object], overrides: Iterable[str]
 ) -> tuple[dict[str, object], frozenset[str], list[Problem]]:
-    """The data with each override put in, the dotted paths that were set, and what is wrong with the texts."""
+    """The data with all overrides applied, the dotted paths that were set, and problems with the texts."""
     result = dict(data)
     touched: set[str] = set()
     problems: list[Problem] = []
@@ -80,12 +80,12 @@ def apply_overrides(
         name, equals, raw = text.partition("=")
         path = _path(name.strip())
         if not equals or path is None:
-            # The text is not repeated: what stands before a missing '=' may be a password.
+            # The text is not repeated: what precedes a missing '=' may be a password.
             problems.append(Problem("--set", "is not an assignment", _ASSIGNMENT))
             continue
         value = parse_value(raw)
         if len(path) == 1 and not isinstance(value, str | dict) and path[0] not in (*_OPTION_TABLES, "limits"):
-            value = raw.strip()  # every setting at the top is text, also where it looks like a number
+            value = raw.strip()  # every top-level setting is text, even if it looks like a number
         if _put(result, path, value):
             touched.update(name for name, _ in flatten({".".join(path): value}))
         else:
@@ -94,16 +94,16 @@ def apply_overrides(
 
 
 def parse_value(raw: str) -> object:
-    """The value as TOML, where it is TOML; else the text itself."""
+    """The value parsed as TOML if possible, otherwise the text itself."""
     try:
         parsed = tomllib.loads(f"value = {raw}\n")
-    except (ValueError, RecursionError):  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
+    except (ValueError, RecursionError):  # TOMLDecodeError is one; a number of 5,000 digits raises another
         return raw
     return parsed["value"] if len(parsed) == 1 else raw
 
 
 def _path(name: str) -> tuple[str, ...] | None:
-    """`a.b` as its parts; in a table of Kafka options all that follows the first dot is one name."""
+    """The parts of `a.b`; in a table of Kafka options, everything after the first dot is one name."""
     table, dot, rest = name.partition(".")
     if table in _OPTION_TABLES and dot:
         option = rest.strip().strip("\"'")
@@ -126,7 +126,7 @@ def _put(data: dict[str, object], path: tuple[str, ...], value: object) -> bool:
 
 
 def _without_same_option(table: Mapping[str, object], option: str) -> dict[str, object]:
-    # The file may spell the option differently, or as a nested table; the override replaces it all the same.
+    # The file may spell the option differently, or as a nested table; the override still replaces it.
     return {name: value for name, value in flatten(table) if canonical(name) != canonical(option)}
 
 
@@ -145,10 +145,10 @@ def load_config(
     overrides: Iterable[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Config:
-    """The configuration from `path`, else $HARVESTER_CONFIG, else ./harvester.toml, else the defaults.
+    """The configuration from `path`, or from $HARVESTER_CONFIG, or from ./harvester.toml, or the defaults.
 
-    `overrides`: texts `a.b=c`, later ones win, the value as in TOML or plain text. `env`: instead of os.environ.
-    Raises ConfigurationError with everything that is wrong.
+    `overrides`: texts `a.b=c`, later ones win, the value as in TOML or plain text. `env`: instead of os.environ. Raises
+    ConfigurationError with all problems.
     """
     return load(path, overrides, env).config
 
@@ -160,9 +160,9 @@ def load(
     *,
     check: Callable[[Config], list[Problem]] | None = None,
 ) -> Loaded:
-    """`load_config`, and where each part came from.
+    """`load_config`, with the origin of each part.
 
-    `check` finds further problems; where settings are wrong already, it judges what is right of the Kafka options.
+    `check` finds further problems; if settings are already wrong, it checks those Kafka options that are right.
     """
     variables = os.environ if env is None else env
     named = path if path is not None else variables.get(ENV_VARIABLE) or None
@@ -189,13 +189,13 @@ def load(
 
 
 def build(data: Mapping[str, object]) -> Config:
-    """A Config from plain values. Raises ConfigurationError with everything that is wrong.
+    """A Config from plain values. Raises ConfigurationError with all problems.
 
-    Rules between settings are judged only where every setting is right by itself. So that one misspelt name does
-    not hide them, they are judged once more without the settings that are wrong, unless a rule depends on one.
+    Rules between settings are only checked if every single setting is right. So that one misspelt name does not hide
+    broken rules, they are checked again without the wrong settings, unless a rule depends on one.
     """
     try:
-        return Config(**data)  # type: ignore[arg-type]  # validation is what it is for
+        return Config(**data)  # type: ignore[arg-type]  # it validates them
     except ConfigurationError as error:
         problems = list(error.problems)
     if not any(_decides_rules(problem) for problem in problems):
@@ -207,7 +207,7 @@ def build(data: Mapping[str, object]) -> Config:
 
 
 def _decides_rules(problem: Problem) -> bool:
-    """Whether the rules would be judged on other values than were meant."""
+    """Whether the rules would be checked against values that were not meant."""
     if problem.message.startswith(UNKNOWN):
         meant = problem.message.removeprefix(UNKNOWN)
         return "limits." in meant or (bool(meant) and problem.path.startswith("limits."))
@@ -224,14 +224,14 @@ def _without(data: Mapping[str, object], problems: Iterable[Problem]) -> dict[st
             kept[table] = {key: value for key, value in inner.items() if key != name}
         else:
             kept.pop(table, None)
-    # Its default may be what is wrong; the rules do not look at it.
+    # Its default may be what is wrong; the rules do not use it.
     if any(problem.path in ("leader_group_id", "leader_topic") for problem in problems):
         kept |= {"leader_group_id": "any", "leader_topic": "any"}
     return kept
 
 
 def _kafka_options_only(data: Mapping[str, object], problems: Iterable[Problem]) -> Config | None:
-    """A Config with those Kafka options that no problem names, for a check of them; None where rules refuse that."""
+    """A Config with those Kafka options that have no problem, to check them; None if rules do not allow that."""
     wrong = {problem.path.replace('"', "") for problem in problems}
     tables: dict[str, object] = {}
     for table in _OPTION_TABLES:
@@ -266,8 +266,8 @@ def _read(source: Path) -> dict[str, object]:
     try:
         return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        # Not chained: these errors carry the text of the file.
-        what = "a number is too long, or tables are nested too deeply"  # Python's own bounds, which tomllib passes on
+        # Not chained: these errors contain the file's text.
+        what = "a number is too long, or tables are nested too deeply"  # Python's own limits, raised by tomllib
         if isinstance(error, tomllib.TOMLDecodeError):
             what = str(error)
         elif isinstance(error, UnicodeDecodeError):

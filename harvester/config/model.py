@@ -1,8 +1,8 @@
-"""The configuration: every setting with its type and default, the rules between settings, and what follows from them.
+"""The configuration: every setting with its type and default, the rules between settings, and derived values.
 
-Constructing a `Config` raises ConfigurationError with everything that is wrong. Defaults that depend on other settings
-are filled in, so it holds effective values only; `model_fields_set` tells what was given. It pickles whole, and
-everything that prints it masks secrets.
+Constructing a `Config` raises ConfigurationError with all problems. Defaults that depend on other settings are filled
+in, so it holds effective values only; `model_fields_set` contains the given ones. It can be pickled, and everything
+that prints it masks secrets.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
 LEADER_TOPIC_SUFFIX = ".neli"
 PROGRESS_TOPIC_SUFFIX = ".progress"
-WORTHWHILE_SHARDS_PER_CORE = 4  # more take memory and sessions, and move no more
-# Limits that have another default in exactly-once mode.
+WORTHWHILE_SHARDS_PER_CORE = 4  # more cost memory and sessions without moving more
+# Limits with a different default in exactly-once mode.
 TRANSACTIONS = {"max_in_flight_records": 10_000, "mark_query_records": 1_000}
 # librdkafka's `log_level`: syslog severities
 _LOG_LEVELS = {"trace": "7", "debug": "7", "info": "6", "warning": "4", "error": "3"}
@@ -61,19 +61,19 @@ _MAX_PROPAGATION = timedelta(seconds=1)
 _MIN_TRANSACTION_MS = 10_000
 _MIN_PRODUCER_QUEUE_RECORDS = 100_000
 _MESSAGE_BYTES = 1_000_000  # librdkafka's default of message.max.bytes
-AROUND_A_RECORD = 1_024  # the header of the harvester, a trace's, and what the protocol adds
+AROUND_A_RECORD = 1_024  # the harvester's header, a trace's, and the protocol's overhead
 
 
 def derived(source: str, compute: Any) -> Any:
-    """A default computed from the settings above it; `source` tells users from what.
+    """A default computed from preceding settings; `source` describes this to users.
 
-    Pydantic skips it when one of those settings is invalid.
+    Pydantic skips it if one of those settings is invalid.
     """
     return Field(default_factory=compute, description=source)
 
 
 class Limits(SettingsTable):
-    """Times and amounts; docs/configuration.md tells how they depend on each other."""
+    """Times and amounts; docs/configuration.md explains how they depend on each other."""
 
     min_poll_interval: Duration = timedelta(milliseconds=100)
     heartbeat_timeout: Duration = timedelta(seconds=3)
@@ -108,14 +108,14 @@ class Limits(SettingsTable):
 
 
 class PoisonSettings(SettingsTable):
-    """What becomes of a record that Kafka refuses; see docs/dead-letters.md."""
+    """What to do with a record that Kafka refuses; see docs/dead-letters.md."""
 
     policy: Annotated[Literal["quarantine", "hold", "stop"], one_of("quarantine", "hold", "stop")] = "quarantine"
     notice_topic: TopicOrNone = ""
 
 
 class OversizeSettings(SettingsTable):
-    """Puts records that are too large for Kafka into quarantine, or their values into a store."""
+    """Quarantines records too large for Kafka, or stores their values."""
 
     policy: Annotated[Literal["quarantine", "claim-check"], one_of("quarantine", "claim-check")] = "quarantine"
     above: Annotated[int, whole_number(0, 1 << 30)] = 0
@@ -125,7 +125,7 @@ class OversizeSettings(SettingsTable):
 
     @property
     def store_settings(self) -> StoreSettings | None:
-        """The store, if one is named."""
+        """The store, if one is configured."""
         return StoreSettings(self.store, self.s3_endpoint, self.s3_region) if self.store else None
 
 
@@ -148,19 +148,19 @@ class Control(SettingsTable):
 
 
 class Tracing(SettingsTable):
-    """Whether traces continue through the records; see docs/operations.md."""
+    """Whether traces are continued through records; see docs/operations.md."""
 
     enabled: Switch = False
 
 
 class OAuth(SettingsTable):
-    """Where tokens for Kafka come from (SASL OAUTHBEARER); see docs/security.md."""
+    """The source of tokens for Kafka (SASL OAUTHBEARER); see docs/security.md."""
 
     token: FunctionName = ""
 
 
 def _order_problems(limits: Limits) -> list[Problem]:
-    """A backoff starts no higher than its ceiling."""
+    """A backoff must not start above its maximum."""
     found = []
     for low, high in (("mark_backoff", "mark_backoff_max"), ("retry_backoff", "retry_backoff_max")):
         least, most = getattr(limits, low), getattr(limits, high)
@@ -176,29 +176,29 @@ def _linger_problems(producer_options: Mapping[str, str], delivery_timeout: time
     try:
         too_long = linger is not None and float(linger) >= to_ms(delivery_timeout)
     except ValueError:
-        too_long = False  # `harvester config check` asks librdkafka what it thinks of values
+        too_long = False  # `harvester config check` has librdkafka check values
     if not too_long or delivery_timeout < timing.MIN_DELIVERY_TIMEOUT:
         return []
     path = kafka_options.option_path("producer_kafka_config", "linger.ms")
-    return [Problem(path, "is no shorter than the delivery timeout", f"below {to_ms(delivery_timeout)}")]
+    return [Problem(path, "is not shorter than the delivery timeout", f"below {to_ms(delivery_timeout)}")]
 
 
 def _notice_problems(notice_topic: str, leader_topic: str) -> list[Problem]:
-    """Notices must not go where members of the group read heartbeats."""
+    """Notices must not go to the topic from which group members read heartbeats."""
     if notice_topic != leader_topic:
         return []
-    return [Problem("poison.notice_topic", "is the leader topic, which takes heartbeats only", "another topic")]
+    return [Problem("poison.notice_topic", "is the leader topic, which is for heartbeats only", "another topic")]
 
 
 def _oversize_problems(oversize: OversizeSettings, largest: int) -> list[Problem]:
-    """What is put away needs a place, and what is not must pass the producer."""
+    """What is stored needs a store, and what is not must fit the producer."""
     if oversize.policy != "claim-check":
         return []
     found = []
     if not oversize.store:
-        found.append(Problem("oversize.store", 'is not set, and oversize.policy is "claim-check"', STORE_FORM))
+        found.append(Problem("oversize.store", 'is not set, but oversize.policy is "claim-check"', STORE_FORM))
     if oversize.above > largest:
-        text = f"is {oversize.above}, and the producer's message.max.bytes leaves room for {largest}"
+        text = f"is {oversize.above}, but the producer's message.max.bytes leaves room for {largest}"
         found.append(Problem("oversize.above", text, f"at most {largest}, or 0 for that"))
     return found
 
@@ -248,7 +248,7 @@ class Config(SettingsTable):
     control: Annotated[Control, nested(Control, "control")] = Control()
     oauth: Annotated[OAuth, nested(OAuth, "oauth")] = OAuth()
 
-    if TYPE_CHECKING:  # what may be given is more than what is read: tables as mappings, durations as texts
+    if TYPE_CHECKING:  # accepts more types than are read: tables as mappings, durations as texts
 
         def __init__(
             self,
@@ -279,7 +279,7 @@ class Config(SettingsTable):
     @model_validator(mode="before")
     @classmethod
     def _bounds_of_transactions(cls, data: Any) -> Any:
-        """Records wait for their transaction, and none is repeated after a crash: more of them may be under way."""
+        """Records wait for their transaction, and none is repeated after a crash, so more of them may be under way."""
         if not isinstance(data, Mapping) or data.get("delivery") != "exactly-once":
             return data
         limits = data.get("limits", {})
@@ -312,7 +312,7 @@ class Config(SettingsTable):
 
     @property
     def group_heartbeat_interval(self) -> timedelta:
-        """g: how often the Kafka client proves to the group that it lives."""
+        """g: how often the Kafka client proves to the group that it is alive."""
         return timing.group_heartbeat_interval(self.limits.session_timeout)
 
     @property
@@ -328,15 +328,16 @@ class Config(SettingsTable):
 
     @property
     def join_wait(self) -> timedelta:
-        """How long a new member lets others join first: as long as a dead one could hold the group back for longer
-        than the leader's last commit proves its place (P39)."""
+        """How long a new member waits before it joins: for as long as a dead one could hold the group back beyond what
+        the leader's last commit proves its place (P39).
+        """
         limits = self.limits
         beat = timing.heartbeat_interval(limits.heartbeat_timeout, limits.min_poll_interval)
         return self.delivery_timeout + timing.SCAN_INTERVAL + beat + timing.CLIENT_TICK
 
     @property
     def timing(self) -> timing.Timing:
-        """The limits that depend on each other, all in effect."""
+        """The effective values of the limits that depend on each other."""
         limits = self.limits
         return timing.Timing(
             heartbeat_timeout=limits.heartbeat_timeout,
@@ -350,49 +351,51 @@ class Config(SettingsTable):
 
     @property
     def table(self) -> OutboxTable:
-        """The names of the outbox and of the tables beside it."""
+        """The names of the outbox and its companion tables."""
         return OutboxTable.parse(self.outbox_table)
 
     @property
     def dsn(self) -> str:
-        """What to connect with: `data_source`, only to a server that takes writes, named after this instance."""
+        """The DSN for connections: `data_source`, limited to writable servers, with this instance's application
+        name.
+        """
         return effective_dsn(self.data_source, application_name=f"harvester {self.name}")
 
     @property
     def message_max_bytes(self) -> int:
-        """The producer's limit on a record, as it is set or by default."""
+        """The producer's limit on a record, as configured or by default."""
         tables = (self.producer_kafka_config, self.base_kafka_config)
         limit = next(filter(None, (kafka_options.get(table, "message.max.bytes") for table in tables)), "")
-        # What is no number `harvester config check` hears from librdkafka.
+        # librdkafka rejects values that are not numbers in `harvester config check`.
         return int(limit) if limit.isdecimal() else _MESSAGE_BYTES
 
     @property
     def largest_record_bytes(self) -> int:
-        """The most bytes that key, value and headers of a row may take together, by `message_max_bytes`."""
+        """The most bytes that key, value and headers of a row may have together, given `message_max_bytes`."""
         return max(1, self.message_max_bytes - AROUND_A_RECORD)
 
     @property
     def progress_topic(self) -> str:
-        """Where lanes note what they have committed (exactly-once mode)."""
+        """Where lanes record what they have committed (exactly-once mode)."""
         return self.leader_group_id + PROGRESS_TOPIC_SUFFIX
 
-    # Options of each kind of client: the user's, between the harvester's defaults and what it enforces. The values are
-    # all text; Any, because some of the client's signatures ask for a wider type.
+    # Options of each kind of client: the user's, between the harvester's defaults and what it enforces. All values are
+    # text; typed Any, because some of the client's signatures ask for a wider type.
 
     def common_options(self) -> dict[str, Any]:
         """Options of the admin client and of the election's producer; a consumer has more: `consumer_options`."""
         return merge(self._client_defaults(), without(self.base_kafka_config, CONSUMER_ONLY))
 
     def producer_options(self) -> dict[str, Any]:
-        """Options of a shard's producer, guards applied."""
+        """Options of a shard's producer, including enforced ones."""
         defaults = {
-            # Batches grow while the last ones are under way, and not by waiting: the barrier makes every key wait for
-            # its acknowledgement, so that each millisecond would be felt. More requests at a time would be smaller.
+            # Batches grow while the previous ones are under way, not by waiting: because of the barrier every key waits
+            # for its acknowledgement, so each millisecond would be felt. More simultaneous requests would be smaller.
             "linger.ms": "0",
             "max.in.flight.requests.per.connection": "2",
-            # An unknown topic may not hold a record for longer than it may live.
+            # An unknown topic must not hold a record for longer than its lifetime.
             "topic.metadata.propagation.max.ms": str(to_ms(min(self.delivery_timeout / 2, _MAX_PROPAGATION))),
-            # In-flight records are bounded by the harvester: the client's own queue must never be the bound.
+            # The harvester limits in-flight records: the client's own queue must never be the limit.
             "queue.buffering.max.messages": str(
                 max(2 * self.limits.max_in_flight_records, _MIN_PRODUCER_QUEUE_RECORDS)
             ),
@@ -402,16 +405,16 @@ class Config(SettingsTable):
 
     def lane_options(self) -> dict[str, Any]:
         """Options of a shard's transactional producer in exactly-once mode, without the lane's own id."""
-        # A transaction waits for everything that it has sent in any case.
+        # A transaction waits for everything that it has sent anyway.
         defaults = {"linger.ms": "5", "max.in.flight.requests.per.connection": "5"}
-        # A transaction outlives what it sends, though not by much.
+        # A transaction outlives what it sends, but not by much.
         timeout_ms = max(_MIN_TRANSACTION_MS, 2 * to_ms(self.delivery_timeout))
         return merge(
             self.producer_options(), self._producer_options(defaults), {"transaction.timeout.ms": str(timeout_ms)}
         )
 
     def consumer_options(self) -> dict[str, Any]:
-        """Options of the member of the leader group, guards applied: the classic protocol, cooperative."""
+        """Options of the leader group's member, including enforced ones: the classic protocol, cooperative."""
         limits = self.limits
         defaults = {"fetch.wait.max.ms": str(max(1, to_ms(limits.min_poll_interval)))}
         guards = {
@@ -455,5 +458,5 @@ class Config(SettingsTable):
         return shown
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Pydantic builds repr, str and rich's form from this: the one place to mask them all."""
+        """Pydantic builds repr, str and rich's output from this: the single place to mask them all."""
         yield from self.masked().items()

@@ -1,7 +1,7 @@
-"""Asks a function of the application's own for SASL OAUTHBEARER tokens; the configuration names the function.
+"""Gets SASL OAUTHBEARER tokens from a function of the application, named in the configuration.
 
-Every client of every process asks for tokens, so what travels to the shards is the function's name: text, as all
-options are, that can be called. librdkafka's own `sasl.oauthbearer.method=oidc` needs none of this.
+Every client of every process needs tokens, so the shards are sent the function's name: a string, like all options, that
+is callable. librdkafka's own `sasl.oauthbearer.method=oidc` needs none of this.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ FORM = '"module:function", "aws" for MSK with IAM, or "" for none'
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _PATH = "oauth.token"
 _OURS = {"aws": "harvester.config.aws_token:token"}
-# Without a token a new client fails for good. With one that every broker refuses, it reports the refusal and asks again
-# after four fifths of this time.
+# Without a token a new client fails permanently. With one that every broker refuses, it reports the refusal and asks
+# again after four fifths of this time.
 _NO_TOKEN, _AGAIN_S = "no-token", 5.0
-_last: dict[str, tuple[Any, ...]] = {}  # the last answer of each function in this process; clients share it
+_last: dict[str, tuple[Any, ...]] = {}  # each function's last answer in this process, shared by its clients
 
 
 class TokenHook(str):
-    """The function's name; calling it calls the function. librdkafka calls from threads of its own."""
+    """The function's name; calling it calls the function. librdkafka calls it from its own threads."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, name: str) -> TokenHook:
-        """Raises ConfigurationError where there is no such function to import."""
+        """Raises ConfigurationError if there is no such function to import."""
         hook = cls(name)
         try:
             hook._function()
@@ -49,18 +49,18 @@ class TokenHook(str):
         return hook
 
     def __call__(self, config: str | None) -> tuple[Any, ...]:
-        """(token, when it expires in seconds since 1970[, principal[, extensions]]) as the function gives it.
+        """(token, when it expires in seconds since 1970[, principal[, extensions]]) as returned by the function.
 
-        `config` is the option `sasl.oauthbearer.config`. If the function fails, the last token serves while it is
+        `config` is the option `sasl.oauthbearer.config`. If the function fails, the last token is used while it is
         valid; after that brokers refuse the clients until there is a new one.
         """
         try:
             answer = tuple(self._function()(config or ""))
             _check(answer)
-        except Exception as error:  # noqa: BLE001 - whatever it raises, connections that are open should stay
+        except Exception as error:  # noqa: BLE001 - whatever it raises, open connections should stay
             text = f"oauth.token: {self} failed: {type(error).__name__}: {error}"
             logger = logging.getLogger("harvester")
-            if logger.hasHandlers():  # in shards there are none: the elector has it said
+            if logger.hasHandlers():  # shards have none: the elector reports it
                 logger.warning("%s", text)
             return _last[self] if _is_valid(_last.get(self)) else (_NO_TOKEN, time.time() + _AGAIN_S)
         _last[self] = answer
@@ -88,7 +88,7 @@ def _is_valid(answer: tuple[Any, ...] | None) -> bool:
 
 
 def read_hook_name(value: object) -> str:
-    """The dotted name of a function, or nothing."""
+    """The dotted name of a function, or empty."""
     text = value.strip() if isinstance(value, str) else None
     if text is None or (text and text not in _OURS and not _NAME.fullmatch(text)):
         refuse(f"{echo(value)} does not name a function", FORM)
@@ -96,9 +96,9 @@ def read_hook_name(value: object) -> str:
 
 
 def hook_problems(name: str, base: Mapping[str, str]) -> list[Problem]:
-    """What is wrong with naming this function beside these options."""
+    """Problems with using this function with these options."""
     mechanism, protocol = (get(base, option) or "" for option in ("sasl.mechanisms", "security.protocol"))
     if not name or (mechanism.upper() == "OAUTHBEARER" and protocol.upper().startswith("SASL_")):
         return []
     allowed = 'base_kafka_config with "sasl.mechanism" = "OAUTHBEARER" and "security.protocol" = "SASL_SSL"'
-    return [Problem(_PATH, "is used with SASL OAUTHBEARER only", allowed)]
+    return [Problem(_PATH, "requires SASL OAUTHBEARER", allowed)]

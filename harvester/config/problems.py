@@ -1,7 +1,7 @@
-"""Collects everything that is wrong with a configuration, in words that a user can act on.
+"""Collects all problems of a configuration, in words that users can act on.
 
-Tables of settings derive from `SettingsTable`; validators refuse a value with `refuse`. Values that were entered are
-never repeated unless a validator echoes one that cannot be a secret.
+Tables of settings derive from `SettingsTable`; validators reject a value with `refuse`. Entered values are never
+repeated unless a validator echoes one that cannot be secret.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _LONGEST_ECHO = 40
 
 
 def refuse(message: str, allowed: str | None = None) -> NoReturn:
-    """From inside a validator: this setting is wrong."""
+    """Called in a validator: this setting is wrong."""
     raise PydanticCustomError("setting", "{message}", {"message": message, "allowed": allowed})
 
 
 def refuse_all(problems: Sequence[Problem]) -> NoReturn:
-    """From inside a validator: several problems, each with its whole path."""
+    """Called in a validator: several problems, each with its full path."""
     raise PydanticCustomError("settings", "several problems", {"problems": tuple(problems)})
 
 
 class SettingsTable(BaseModel):
-    """An immutable table whose fields are the settings. Raises ConfigurationError with everything that is wrong."""
+    """An immutable table whose fields are the settings. Raises ConfigurationError with all problems."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
-    if not TYPE_CHECKING:  # type checkers keep the signature that the fields give
+    if not TYPE_CHECKING:  # type checkers keep the signature derived from the fields
 
         def __init__(self, /, **data: Any) -> None:
             try:
                 super().__init__(**data)
             except ValidationError as error:
-                # Not chained: pydantic's error holds the input, secrets included.
+                # Not chained: pydantic's error contains the input, including secrets.
                 raise ConfigurationError(_problems_from(error, self.known_names())) from None
 
     @classmethod
     def known_names(cls) -> dict[str, str]:
-        """Every name that a user may have in mind -> the path that is right, seen from inside this table."""
+        """Maps every name that a user may have in mind to the right path, relative to this table."""
         known = {name: name for name in cls.model_fields}
         for table, kind in cls.tables().items():
             known |= {name: f"{table}.{path}" for name, path in kind.known_names().items()}
@@ -63,7 +63,7 @@ class SettingsTable(BaseModel):
 
 
 def nested(kind: type[SettingsTable], name: str) -> BeforeValidator:
-    """A table inside another: its problems are reported with their whole paths."""
+    """A nested table: its problems are reported with their full paths."""
 
     def read(value: object) -> object:
         if isinstance(value, kind):
@@ -79,7 +79,7 @@ def nested(kind: type[SettingsTable], name: str) -> BeforeValidator:
 
 
 def _problems_from(error: ValidationError, known: Mapping[str, str]) -> list[Problem]:
-    """Every problem in the order of the fields. `known`: see `_did_you_mean`."""
+    """All problems in the order of the fields. `known`: see `_did_you_mean`."""
     found: list[Problem] = []
     for detail in error.errors(include_url=False, include_input=False):
         path = ".".join(path_part(part) for part in detail["loc"])
@@ -99,9 +99,9 @@ def _problems_from(error: ValidationError, known: Mapping[str, str]) -> list[Pro
 
 
 def _did_you_mean(name: str, known: Mapping[str, str]) -> str:
-    """`; did you mean …?` with the closest of the known names, or nothing.
+    """`; did you mean …?` with the closest known name, or nothing.
 
-    goharvest's spellings (`LeaderGroupID`, `minPollInterval`) lead to ours, and so does the beginning of a name.
+    goharvest's spellings (`LeaderGroupID`, `minPollInterval`) lead to ours, as does the beginning of a name.
     """
     plain = {_plain(candidate): path for candidate, path in known.items()}
     leaf = _plain(name.rsplit(".", 1)[-1])
@@ -120,12 +120,12 @@ def _plain(name: str) -> str:
 
 
 def path_part(part: object) -> str:
-    """A key as it may be printed: keys come from a file and can hold anything."""
+    """A printable form of a key: keys come from a file and can contain anything."""
     text = str(part)
     return text if text.isprintable() and len(text) <= _LONGEST_ECHO else echo(text)
 
 
 def echo(value: object) -> str:
-    """A short, printable form of a value that is known to be no secret."""
+    """A short, printable form of a value that is known not to be secret."""
     text = repr(value)
     return text if len(text) <= _LONGEST_ECHO else f"{text[: _LONGEST_ECHO - 3]}..."

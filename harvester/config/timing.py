@@ -1,13 +1,13 @@
-"""Checks how the time limits depend on each other, and derives the defaults that follow from others (P12, P13, P39).
+"""Checks how the time limits depend on each other, and derives defaults from others (P12, P13, P39).
 
-Everything that a frozen leader could still send must have expired before the group can have elected another one:
-heartbeat timeout + delivery timeout + 1 s <= session timeout (the Kafka client looks for expired records once a
-second). A leader whose partition is revoked must be able to finish what is on the wire within the drain, and the drain
-must fit into the time for which the group waits.
+Everything a frozen leader could still send must have expired before the group can have elected another one: heartbeat
+timeout + delivery timeout + 1 s <= session timeout (the Kafka client checks for expired records once a second). A
+leader whose partition is revoked must be able to finish what is on the wire within the drain, and the drain must fit
+into the time for which the group waits.
 
-The group also removes a member that misses a rebalance, counted from the rebalance's begin, which an accepted commit
-does not tell (`harvester.neli.election`). The rebalance timeout exceeds the session timeout by the time in which a
-leader notices a rebalance, so that this removal never precedes the one by the session timeout.
+The group also removes a member that misses a rebalance, counted from the beginning of the rebalance, which an accepted
+commit does not reveal (`harvester.neli.election`). The rebalance timeout exceeds the session timeout by the time that a
+leader needs to notice a rebalance, so that this removal never precedes the one by the session timeout.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from harvester.config.durations import format_duration
 from harvester.errors import Problem
 
 MS = timedelta(milliseconds=1)
-PURGE_MARGIN = timedelta(milliseconds=500)  # of the drain, kept for the purge of what was acknowledged last
-SCAN_INTERVAL = timedelta(seconds=1)  # how often the Kafka client looks for expired records
-MIN_DELIVERY_TIMEOUT = timedelta(milliseconds=100)  # below, healthy brokers miss it
+PURGE_MARGIN = timedelta(milliseconds=500)  # part of the drain, reserved for purging what was acknowledged last
+SCAN_INTERVAL = timedelta(seconds=1)  # how often the Kafka client checks for expired records
+MIN_DELIVERY_TIMEOUT = timedelta(milliseconds=100)  # healthy brokers would miss a shorter one
 MIN_POLLS_PER_HEARTBEAT = 4
-HEARTBEATS_PER_TIMEOUT = 10  # what a leader says of itself, and commits, is that much more frequent than the timeout
-CLIENT_TICK = timedelta(seconds=1)  # the Kafka client does what is due at least that often
-REJOIN_DELAY = 2 * CLIENT_TICK  # the longest that the Kafka client waits before it answers a rebalance that it knows of
+HEARTBEATS_PER_TIMEOUT = 10  # a leader's heartbeats and commits per timeout
+CLIENT_TICK = timedelta(seconds=1)  # the Kafka client does what is due at least this often
+REJOIN_DELAY = 2 * CLIENT_TICK  # the longest time for the Kafka client to answer a known rebalance
 _USUAL_DELIVERY = timedelta(seconds=2)
 _MIN_GROUP_HEARTBEAT = timedelta(milliseconds=100)
 _MAX_GROUP_HEARTBEAT = timedelta(milliseconds=500)
@@ -35,13 +35,14 @@ _REBALANCE_PATH = 'base_kafka_config."max.poll.interval.ms"'
 
 
 def group_heartbeat_interval(session_timeout: timedelta) -> timedelta:
-    """g: how often the Kafka client proves to the group that it lives; a thirtieth of the session, 100 to 500 ms."""
+    """g: how often the Kafka client proves to the group that it is alive; a thirtieth of the session, 100 to 500 ms."""
     return min(max(session_timeout / 30, _MIN_GROUP_HEARTBEAT), _MAX_GROUP_HEARTBEAT)
 
 
 def missed_heartbeats(session_timeout: timedelta) -> timedelta:
-    """How long a rebalance can go unnoticed on a working connection: two group heartbeats, as a connection can take one
-    with it."""
+    """How long a rebalance can go unnoticed on a working connection: two group heartbeats, as one can be lost with a
+    connection.
+    """
     return 2 * (group_heartbeat_interval(session_timeout) + CLIENT_TICK)
 
 
@@ -51,23 +52,23 @@ def heartbeat_interval(heartbeat_timeout: timedelta, min_poll_interval: timedelt
 
 
 def rebalance_notice(session: timedelta, heartbeat: timedelta, min_poll: timedelta) -> timedelta:
-    """How much older than an accepted commit a rebalance may be that its sender had not noticed."""
+    """By how much a rebalance unnoticed by its sender may precede an accepted commit."""
     return missed_heartbeats(session) + REJOIN_DELAY + 2 * heartbeat_interval(heartbeat, min_poll)
 
 
 def default_session_timeout(heartbeat: timedelta) -> timedelta:
-    """S: leaves two seconds for a delivery, or the heartbeat timeout less a second where that is more."""
+    """S: leaves two seconds for a delivery, or the heartbeat timeout minus one second if that is more."""
     return heartbeat + max(heartbeat, _USUAL_DELIVERY + SCAN_INTERVAL)
 
 
 def default_drain_interval(session: timedelta, heartbeat: timedelta, queue_timeout: timedelta) -> timedelta:
-    """The shortest in which the longest delivery that P12 allows can end; at most the queue timeout."""
+    """The shortest in which the longest delivery allowed by P12 can end; at most the queue timeout."""
     longest_delivery = max(session - heartbeat - SCAN_INTERVAL, MIN_DELIVERY_TIMEOUT)
     return min(longest_delivery + PURGE_MARGIN, queue_timeout)
 
 
 def default_delivery_timeout(session: timedelta, heartbeat: timedelta, drain: timedelta) -> timedelta:
-    """D: the longest that P12 and P13 allow, in whole milliseconds; not positive when they leave no room."""
+    """D: the longest allowed by P12 and P13, in whole milliseconds; not positive if they leave no room."""
     longest = min(session - heartbeat - SCAN_INTERVAL, drain - PURGE_MARGIN)
     return longest // MS * MS
 
@@ -75,7 +76,7 @@ def default_delivery_timeout(session: timedelta, heartbeat: timedelta, drain: ti
 def default_rebalance_timeout(
     session: timedelta, heartbeat: timedelta, min_poll: timedelta, drain: timedelta
 ) -> timedelta:
-    """R: the shortest that the session and the drain allow, in whole milliseconds."""
+    """R: the shortest allowed by session and drain, in whole milliseconds."""
     shortest = max(
         session + rebalance_notice(session, heartbeat, min_poll),
         drain + group_heartbeat_interval(session) + SCAN_INTERVAL,
@@ -85,7 +86,7 @@ def default_rebalance_timeout(
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The limits that hang together, all in effect. `delivery_given`: set by the user, not derived."""
+    """The effective values of the interdependent limits. `delivery_given`: set by the user, not derived."""
 
     heartbeat_timeout: timedelta
     session_timeout: timedelta
@@ -96,7 +97,7 @@ class Timing:
     rebalance_timeout: timedelta
 
     def problems(self) -> Iterator[Problem]:
-        """Everything that breaks a rule, with the numbers and the setting to change."""
+        """All broken rules, with the numbers and the setting to change."""
         yield from self._polling()
         if not self.delivery_given:
             yield from self._room_for_delivery()
@@ -128,7 +129,7 @@ class Timing:
             yield Problem(
                 "limits.session_timeout",
                 f"is {format_duration(self.session_timeout)}, but heartbeat_timeout {heartbeat} + delivery timeout"
-                f" {delivery} + 1s = {format_duration(least)}: a leader that was frozen could still send after another"
+                f" {delivery} + 1s = {format_duration(least)}: a frozen leader could still send after another"
                 " was elected (P12)",
                 f"session_timeout of at least {format_duration(least)}, or "
                 f"{_at_most(_DELIVERY_PATH, self.session_timeout - self.heartbeat_timeout - SCAN_INTERVAL)}",
@@ -145,7 +146,7 @@ class Timing:
             )
 
     def _room_for_delivery(self) -> Iterator[Problem]:
-        """The derived delivery timeout is the longest that the others allow: they must allow one."""
+        """The derived delivery timeout is the longest that the other limits allow: they must allow one."""
         shortest = format_duration(MIN_DELIVERY_TIMEOUT)
         if self.delivery_timeout >= MIN_DELIVERY_TIMEOUT:
             return

@@ -1,6 +1,6 @@
 """Idempotence for writers and consumers: high-water marks, leases, seen ids, the inbox.
 
-For consumers: `SeenIds` (pure) recognises records by the origin in their header, `harvester.origin`; `Inbox` keeps it
+For consumers: `SeenIds` (pure) recognises records by the origin in their header, `harvester.origin`; `Inbox` stores it
 in PostgreSQL together with the consumed offset and the application's effect. docs/consumers.md explains both.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harvester.idempotence.seen import SeenIds
     from harvester.origin import Origin
 
-# Loaded on first use: who counts seen ids needs no database driver.
+# Loaded on first use: seen ids alone need no database driver.
 _HOMES = {
     "AsyncInbox": "harvester.idempotence.inbox",
     "Batch": "harvester.idempotence.partition",

@@ -1,7 +1,7 @@
-"""The high-water mark: which numbers of a producer a log already has, told by one number (pure).
+"""The high-water mark: a single number for which of a producer's numbers a log already has (pure).
 
-A producer numbers what it sends 1, 2, 3, … without holes. Because the log takes a number only if it is the one after
-the last, "everything up to n is there, nothing above it" is all that has to be kept of a producer:
+A producer numbers what it sends 1, 2, 3, … without holes. Because the log accepts a number only if it follows the last
+one, "everything up to n is there, nothing above it" is all the state that a producer needs:
 
     brought                               becomes     the mark
     any number, of an expired lease       EXPIRED     stays
@@ -11,13 +11,13 @@ the last, "everything up to n is there, nothing above it" is all that has to be 
     mark or less                          REPEATED    stays, generation as brought
     mark + 2 or more                      GAP         stays
 
-The rows stand in the order in which they are asked. A generation one ahead of the stored one is a successor's: it is
-stored with the first number that is not a gap, and fences whoever brings the old one from then on. A gap leaves even
-that alone, and since the mark stays, all higher numbers that were sent behind it are gaps as well: what was pipelined
-fails as a whole from its first failure on, and can be sent again in order.
+The rows are checked in order. A generation one ahead of the stored one is a successor's: it is stored with the first
+number that is not a gap, and from then on fences the holder of the old one. A gap leaves even that unchanged, and since
+the mark stays, all higher numbers sent behind it are gaps as well: pipelined records all fail from the first failure
+on, and can be sent again in order.
 
-A batch is a run of numbers. It may begin below the mark (batches may be cut otherwise when they are sent again): what
-lies below is a repeat, the rest is accepted.
+A batch is a run of numbers. It may begin below the mark (resent batches may be divided differently): what is below is a
+repeat, the rest is accepted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HighWaterMark:
-    """All that a log keeps of a producer: its generation, and the last of the numbers 1 … sequence."""
+    """All that a log stores of a producer: its generation, and the last of the numbers 1 … sequence."""
 
     generation: int = FIRST_GENERATION
     sequence: int = 0
@@ -49,9 +49,9 @@ class HighWaterMark:
 
 @dataclass(frozen=True, slots=True)
 class HighWaterStep:
-    """The verdict, the mark afterwards, and how many numbers at the beginning of the run the log already had.
+    """The verdict, the resulting mark, and how many numbers at the beginning of the run the log already had.
 
-    `repeats` means something for ACCEPTED and REPEATED only; for the others nothing of the run was looked at.
+    `repeats` is meaningful only for ACCEPTED and REPEATED; otherwise nothing of the run was considered.
     """
 
     verdict: RunVerdict
@@ -62,7 +62,7 @@ class HighWaterStep:
 def judge(
     mark: HighWaterMark | None, generation: int, first: int, last: int, *, expired: bool = False
 ) -> HighWaterStep:
-    """Bring the numbers first … last, at least one. `mark` is None when the log knows nothing of the producer."""
+    """Judge the numbers first … last, at least one. `mark` is None if the log does not know the producer."""
     if not 1 <= first <= last:
         raise ValueError(f"{first} to {last} is not a run of numbers")
     if mark is None or expired:
@@ -79,7 +79,7 @@ def judge(
 
 
 def lease(mark: HighWaterMark | None) -> HighWaterMark:
-    """What a lease of a producer's name gives: its next generation, expired or not, or a producer that begins."""
+    """The mark for a lease of a producer's name: its next generation, expired or not, or a new producer."""
     if mark is None:
         return HighWaterMark()
     return HighWaterMark(mark.generation + 1, mark.sequence)

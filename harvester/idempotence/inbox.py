@@ -6,12 +6,12 @@
         if effect.is_new:
             effect.cursor.execute("UPDATE …")
 
-Each transaction first locks the rows of its partitions and compares generation and version with what is known here
-(protocol P26). A newer generation means another owner: InboxFenced. A newer version means that the copy here is old:
-the transaction is rolled back, and the next one reads the row once it is locked. Errors of PostgreSQL come as psycopg
-raises them; after any of them, also after a commit whose end is unknown, the row is read before it is trusted.
+Each transaction first locks the rows of its partitions and compares generation and version with the local copy
+(protocol P26). A newer generation means another owner: InboxFenced. A newer version means that the local copy is old:
+the transaction is rolled back, and the next one reads the row once it is locked. PostgreSQL's errors are raised as
+psycopg raises them; after any error, including a commit with unknown outcome, the row is read before it is trusted.
 
-`AsyncInbox` does the same over `psycopg.AsyncConnection`; what the two share is in `partition`.
+`AsyncInbox` does the same with `psycopg.AsyncConnection`; the common part is in `partition`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ _FIRST_GENERATION = sql.SQL("(extract(epoch FROM clock_timestamp()) * 1000000)::
 
 
 class InboxStatements:
-    """The statements for one table, `name` or `schema.name` as it is (case counts), with psycopg's named parameters."""
+    """The statements for one table, `name` or `schema.name` as is (case-sensitive), with psycopg's named parameters."""
 
     def __init__(self, table: str) -> None:
         plain = sql.Identifier(*table.split("."))
-        name = sql.Identifier(*table.replace("%", "%%").split("."))  # beside parameters a per cent sign means something
+        name = sql.Identifier(*table.replace("%", "%%").split("."))  # with parameters, a per cent sign is special
         self.lock_creation = sql.SQL("SELECT pg_catalog.pg_advisory_xact_lock({})").format(sql.Literal(ADVISORY_LOCK))
-        # Rows change all the time and no index holds what changes: room on the page keeps updates within it.
+        # Rows change constantly and no index covers the changing columns: free space on the page keeps updates within
+        # it.
         self.create = sql.SQL("""CREATE TABLE IF NOT EXISTS {} (
     consumer_group TEXT NOT NULL,
     topic          TEXT NOT NULL,
@@ -62,9 +63,9 @@ class InboxStatements:
     updated_at     TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer_group, topic, partition)
 ) WITH (fillfactor = 50)""").format(plain)
-        # Opening counts as a change: whoever has a copy of the row notices. Without a token, a new row begins with a
-        # number that no row deleted before it has reached: it is made of microseconds, and opening takes longer than
-        # one. Until 2286 it is negative, so that tokens, which are offsets, are above it.
+        # Opening counts as a change, so that holders of a copy of the row notice. Without a token, a new row begins
+        # with a number that no previously deleted row has reached: it is based on microseconds, and opening takes
+        # longer than one. Until 2286 it is negative, so that tokens, which are offsets, are above it.
         self.open = sql.SQL("""INSERT INTO {} AS i (consumer_group, topic, partition, generation, seen)
 VALUES (%(group)s, %(topic)s, %(partition)s, coalesce(%(generation)s::bigint, {first}), %(seen)s)
 ON CONFLICT (consumer_group, topic, partition) DO UPDATE
@@ -73,8 +74,8 @@ WHERE %(generation)s::bigint IS NULL OR i.generation <= %(generation)s::bigint
 RETURNING i.generation, i.version, i.next_offset, i.seen""").format(name, first=_FIRST_GENERATION)
         self.generation = sql.SQL("""SELECT generation FROM {}
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s""").format(name)
-        # In the order of the key, so that two batches never wait for each other. The setting ends with the transaction.
-        # What was seen is long, and only sent to who does not know the row.
+        # In key order, so that two batches never deadlock. The setting ends with the transaction. The seen ids are
+        # long, and sent only if the row is not known.
         self.lock = sql.SQL("""SELECT i.topic, i.partition, i.generation, i.version, i.next_offset,
     CASE WHEN w.version IS NULL THEN i.seen END, set_config('idle_in_transaction_session_timeout', %(idle)s, true)
 FROM {} AS i JOIN unnest(%(topics)s::text[], %(partitions)s::int[], %(versions)s::bigint[])
@@ -97,18 +98,18 @@ Cursor = psycopg.Cursor[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]
 AsyncCursor = psycopg.AsyncCursor[Any]
 S = TypeVar("S")
-TRIES = 20  # each time another owner of the same generation was quicker
+TRIES = 20  # failed attempts, each because another owner of the same generation was faster
 _BUSY = (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
 class Pool(Protocol):
-    """What lends connections; psycopg_pool.ConnectionPool is one."""
+    """Something that lends connections; psycopg_pool.ConnectionPool is one."""
 
     def connection(self) -> AbstractContextManager[Connection]: ...
 
 
 class AsyncPool(Protocol):
-    """What lends connections; psycopg_pool.AsyncConnectionPool is one."""
+    """Something that lends connections; psycopg_pool.AsyncConnectionPool is one."""
 
     def connection(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
 
@@ -133,37 +134,37 @@ class InboxBase(Generic[S]):
         self._group = OpenPartitions(group, header, max_intervals, idle_timeout_s)
 
     def close(self, topic: str, partition: int) -> None:
-        """Forgets a partition here, on revocation; its row stays."""
+        """Forget a partition locally, on revocation; its row stays."""
         self._group.close((topic, partition))
 
     def seen(self, topic: str, partition: int) -> SeenIds:
-        """A copy of what an open partition has seen, as far as is known here."""
+        """A copy of the ids seen in an open partition, as far as known locally."""
         return self._group.partition((topic, partition)).seen.copy()
 
 
 class Inbox(InboxBase[Connection | Pool]):
-    """For one consumer of a group. Not safe for several threads at once, as its consumer is not.
+    """For one consumer of a group. Like its consumer, it must not be used by several threads at once.
 
-    `connection`: one that is in no transaction, or a pool. `header`: the name under which the relay sends origins.
-    `max_intervals` bounds what a partition remembers above the relay's low water: the lowest ids are forgotten
-    beyond that, with a warning, and would be taken again if they came again. `idle_timeout_s` ends a transaction
-    whose client does nothing for so long (a frozen process), so that a successor does not wait for its lock for ever.
-    `claim_check`: the store of values that are too large for Kafka, as StoreSettings or their fields. Messages of a
-    batch, and `Effect.message`, then have their values, which are got before the rows are locked. Where one is missing
-    or changed, `value()` raises the error; an empty block leaves such a record out.
+    `connection`: one that is not in a transaction, or a pool. `header`: the name under which the relay sends origins.
+    `max_intervals` limits what a partition remembers above the relay's low watermark: beyond that the lowest ids are
+    forgotten, with a warning, and would be accepted again. `idle_timeout_s` ends a transaction whose client is idle for
+    this long (a frozen process), so that a successor does not wait for its lock forever. `claim_check`: the store for
+    values too large for Kafka, as StoreSettings or a mapping of its fields. Messages of a batch, and `Effect.message`,
+    then have their values, which are fetched before the rows are locked. If one is missing or changed, `value()` raises
+    the error; an empty block skips such a record.
     """
 
     def create_table(self) -> None:
-        """Creates the table if it is missing; several may do so at once."""
+        """Create the table if it is missing; safe to run concurrently."""
         with self._connection() as connection, connection.transaction():
             connection.execute(self._sql.lock_creation)
             connection.execute(self._sql.create)
 
     def open(self, topic: str, partition: int, generation: int | None = None) -> Position:
-        """Own a partition from now on, and learn where to read on.
+        """Own a partition from now on; returns where to read on.
 
-        A `generation` grows with each owner and is refused, with InboxFenced, when a newer one is known. Without it
-        the next one is taken, so that the last to open owns the partition.
+        A `generation` must grow with each owner; it is refused with InboxFenced if a newer one is known. By default the
+        next one is taken, so that the last to open owns the partition.
         """
         place = (topic, partition)
         with self._connection() as connection, connection.transaction():
@@ -184,8 +185,8 @@ class Inbox(InboxBase[Connection | Pool]):
     def batch(self, messages: Sequence[Message]) -> Iterator[Batch[Cursor]]:
         """Records of any open partitions in one transaction, committed at the end of the block.
 
-        What the block raises is raised, and nothing is done; consume the same records again then. Raises
-        InboxFenced; InboxError for what cannot be taken.
+        If the block raises, the exception is propagated and nothing is done; consume the same records again then.
+        Raises InboxFenced; InboxError for invalid messages.
         """
         transaction = InboxTransaction(self._group, messages)
         written = committed = False
@@ -198,14 +199,14 @@ class Inbox(InboxBase[Connection | Pool]):
                 if changes is not None:
                     _cursor(connection).execute(self._sql.write, changes)
                 written = True
-            committed = written  # not when the block raised psycopg.Rollback, which ends here
+            committed = written  # not if the block raised psycopg.Rollback, which ends here
         finally:
             transaction.end(committed=committed)
 
     def forget(self, incarnation: UUID) -> int:
-        """Drop the ids of an incarnation that will not come again, in all rows of the group; returns how many had any.
+        """Drop the ids of an incarnation that will not return, in all rows of the group; returns how many rows had any.
 
-        One transaction. Its records count as new afterwards, but for those below the position.
+        In one transaction. Its records then count as new, except those below the position.
         """
         with self._connection() as connection, connection.transaction():
             rows = _cursor(connection).execute(self._sql.stored, {"group": self._group.name}).fetchall()
@@ -223,13 +224,13 @@ class Inbox(InboxBase[Connection | Pool]):
 
     @contextmanager
     def _locked(self, connection: Connection, transaction: InboxTransaction) -> Iterator[None]:
-        """A transaction that holds the rows, all as they are known here."""
+        """A transaction that locks the rows, all as known locally."""
         locked = False
         for _ in range(TRIES):
             with connection.transaction():
                 try:
                     rows = _cursor(connection).execute(self._sql.lock, transaction.locking()).fetchall()
-                except psycopg.errors.SerializationFailure as error:  # REPEATABLE READ says it this way
+                except psycopg.errors.SerializationFailure as error:  # how REPEATABLE READ reports it
                     raise psycopg.Rollback from error
                 if not transaction.take(rows):
                     raise psycopg.Rollback
@@ -241,16 +242,16 @@ class Inbox(InboxBase[Connection | Pool]):
 
 
 class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
-    """See `Inbox`. One task at a time: the records of a partition are taken one after the other."""
+    """See `Inbox`. One task at a time: the records of a partition are processed one after the other."""
 
     async def create_table(self) -> None:
-        """As `Inbox.create_table`."""
+        """Like `Inbox.create_table`."""
         async with self._connection() as connection, connection.transaction():
             await connection.execute(self._sql.lock_creation)
             await connection.execute(self._sql.create)
 
     async def open(self, topic: str, partition: int, generation: int | None = None) -> Position:
-        """As `Inbox.open`."""
+        """Like `Inbox.open`."""
         place = (topic, partition)
         async with self._connection() as connection, connection.transaction():
             cursor = _async_cursor(connection)
@@ -264,13 +265,13 @@ class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
 
     @asynccontextmanager
     async def record(self, message: Message) -> AsyncIterator[Effect[AsyncCursor]]:
-        """As `Inbox.record`."""
+        """Like `Inbox.record`."""
         async with self.batch([message]) as batch:
             yield Effect(batch)
 
     @asynccontextmanager
     async def batch(self, messages: Sequence[Message]) -> AsyncIterator[Batch[AsyncCursor]]:
-        """As `Inbox.batch`."""
+        """Like `Inbox.batch`."""
         transaction = InboxTransaction(self._group, messages)
         written = committed = False
         try:
@@ -287,7 +288,7 @@ class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
             transaction.end(committed=committed)
 
     async def forget(self, incarnation: UUID) -> int:
-        """As `Inbox.forget`."""
+        """Like `Inbox.forget`."""
         async with self._connection() as connection, connection.transaction():
             cursor = _async_cursor(connection)
             await cursor.execute(self._sql.stored, {"group": self._group.name})
@@ -324,29 +325,29 @@ class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
 
 
 def table_sql(table: str = "harvester_inbox") -> str:
-    """The statement that makes the inbox's table, for people who migrate with their own tools."""
+    """The statement that creates the inbox's table, for use with other migration tools."""
     return InboxStatements(table).create.as_string(None) + ";\n"
 
 
 def refuse_busy(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Refuses a connection within a transaction, since the inbox's own would not end with its block."""
+    """Reject a connection in a transaction, since the inbox's own transaction would not end with its block."""
     if connection.info.transaction_status in _BUSY:
         raise InboxError(
-            "the connection is in a transaction already",
+            "the connection is already in a transaction",
             hint="give the inbox a connection of its own (autocommit=True is simplest), or end that one first",
         )
 
 
 def outpaced() -> InboxError:
-    """The error for an owner that never gets the row as it knew it."""
+    """The error for an owner that repeatedly finds the row changed."""
     return InboxError(
-        f"others write the same rows all the time ({TRIES} tries)",
-        hint="give each owner of a partition a generation of its own, or work at READ COMMITTED",
+        f"others keep writing the same rows ({TRIES} tries)",
+        hint="give each owner of a partition its own generation, or use READ COMMITTED",
     )
 
 
 def _cursor(connection: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
-    # Of a known class: the application may have set factories of its own.
+    # Of a known class: the application may have set its own factories.
     return psycopg.Cursor(connection, row_factory=tuple_row)
 
 

@@ -1,4 +1,4 @@
-"""A set of integers as intervals: sorted, apart from each other, in two flat arrays of 8 bytes a bound."""
+"""A set of integers as sorted, non-adjacent intervals, in two flat arrays of 8 bytes per bound."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 
 class Intervals:
-    """Bounds are inclusive and fit into 64 bits, signed; between two intervals at least one integer is missing.
+    """Bounds are inclusive signed 64-bit integers; between two intervals at least one integer is missing.
 
-    `add` at or behind the end costs no search; elsewhere a binary search and, where an interval begins or two become
-    one, a move of those behind it.
+    `add` at or after the end needs no search; elsewhere it costs a binary search and, if an interval begins or two
+    merge, moving those after it.
     """
 
     __slots__ = ("_ends", "_starts")
@@ -23,7 +23,7 @@ class Intervals:
             self.add_range(first, last)
 
     def add(self, number: int) -> bool:
-        """Adds one integer; returns whether it was new."""
+        """Add one integer; returns whether it was new."""
         starts, ends = self._starts, self._ends
         if not ends or number > ends[-1] + 1:
             starts.append(number)
@@ -32,7 +32,7 @@ class Intervals:
         if number == ends[-1] + 1:
             ends[-1] = number
             return True
-        after = bisect_right(starts, number)  # the first interval that begins above; there is one, or it is inside
+        after = bisect_right(starts, number)  # the first interval that begins above, unless the last one contains it
         if after and number <= ends[after - 1]:
             return False
         joins_left = after > 0 and ends[after - 1] == number - 1
@@ -50,15 +50,15 @@ class Intervals:
         return True
 
     def add_range(self, first: int, last: int) -> None:
-        """Adds first … last; nothing where last < first."""
+        """Add first … last; nothing if last < first."""
         if last < first:
             return
         if not self._ends or first > self._ends[-1] + 1:
             self._starts.append(first)
             self._ends.append(last)
             return
-        low = bisect_left(self._ends, first - 1)  # the first one that reaches up to it
-        high = bisect_right(self._starts, last + 1)  # behind the last one that begins within reach
+        low = bisect_left(self._ends, first - 1)  # the first interval that reaches it
+        high = bisect_right(self._starts, last + 1)  # after the last interval that begins within reach
         if low < high:
             first = min(first, self._starts[low])
             last = max(last, self._ends[high - 1])
@@ -66,26 +66,26 @@ class Intervals:
         self._ends[low:high] = array("q", (last,))
 
     def drop(self, at: int, count: int) -> None:
-        """Drops `count` intervals, beginning with the one at this index."""
+        """Drop `count` intervals, beginning at this index."""
         del self._starts[at : at + count], self._ends[at : at + count]
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """What is missing between the intervals, as (first, last)."""
+        """The missing integers between the intervals, as (first, last)."""
         for at in range(1, len(self._starts)):
             yield self._ends[at - 1] + 1, self._starts[at] - 1
 
     def end_from(self, number: int) -> int | None:
-        """The end of the interval that holds this number; None when none does."""
+        """The end of the interval that contains this number; None if none does."""
         at = bisect_right(self._starts, number)
         return self._ends[at - 1] if at > 0 and number <= self._ends[at - 1] else None
 
     @property
     def last(self) -> int | None:
-        """The highest integer; None when there is none."""
+        """The highest integer; None if the set is empty."""
         return self._ends[-1] if self._ends else None
 
     def overlapping(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The intervals, whole and ascending, that have any of first … last."""
+        """The whole intervals, ascending, that overlap first … last."""
         for at in range(bisect_left(self._ends, first), bisect_right(self._starts, last)):
             yield self._starts[at], self._ends[at]
 
@@ -104,7 +104,7 @@ class Intervals:
             return NotImplemented
         return self._starts == other._starts and self._ends == other._ends
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"Intervals({list(self)!r})"

@@ -1,13 +1,13 @@
-"""One partition as the inbox knows it: its position, the ids seen, and the judgement of a record.
+"""One partition as known to the inbox: its position, the ids seen, and whether a record is new.
 
-What is kept here is a copy of the row in the database, good as long as the row has the same version; versions grow by
-one with each change. A record is a repeat when its offset lies below the position (it was read again), or when its
-origin was seen before (the relay sent it again, so that it stands in the log twice). A record without an origin
-passes by its offset alone.
+What is kept here is a copy of the row in the database, valid as long as the row has the same version; versions grow by
+one with each change. A record is a repeat if its offset is below the position (it was read again), or if its origin was
+seen before (the relay sent it again, so that it is in the log twice). A record without an origin is judged by its
+offset alone.
 
-What both inboxes, blocking and asyncio, do between their statements is here: which rows, what they say, what to write.
-An `InboxTransaction` is one batch. Its rows are locked and given to `take`; then come `judge`, the application's
-effects, what `write` says, and at last `end`, whatever the end was.
+This module has the common part of both inboxes, blocking and asyncio, between their statements: which rows to lock, how
+to interpret them, what to write. An `InboxTransaction` is one batch. Its rows are locked and given to `take`; then come
+`judge`, the application's effects, `write`, and finally `end`, whatever the outcome.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Place = tuple[str, int]  # topic, partition
 
 
 class Message(Protocol):
-    """What the inbox needs of a consumed message; confluent_kafka.Message is one."""
+    """What the inbox needs from a consumed message; confluent_kafka.Message is one."""
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...
@@ -46,14 +46,14 @@ class Novelty(StrEnum):
 
 
 class Judged(NamedTuple):
-    """The judgement of a record; `origin` is None where it carries none."""
+    """The judgement of a record; `origin` is None if it has none."""
 
     novelty: Novelty
     origin: Origin | None
 
 
 class InboxPartition:
-    """The copy of a row. `stale`: the row has to be read again, and has `version` at least."""
+    """The copy of a row. `stale`: the row must be read again, and has at least `version`."""
 
     def __init__(self, place: Place, generation: int, header: str) -> None:
         self.place = place
@@ -66,26 +66,26 @@ class InboxPartition:
         self._failed: set[int] = set()
 
     def load(self, next_offset: int | None, version: int, seen: bytes) -> None:
-        """Takes over what the row says; raises CorruptSeenIds."""
+        """Copy the row; raises CorruptSeenIds."""
         self.seen = SeenIds.from_bytes(seen)
         self.next_offset, self.version, self.stale = next_offset, version, False
 
     def check(self, offsets: Iterable[int]) -> None:
-        """Refuse to go on behind a record whose effect has failed: it would be lost, and nobody told."""
+        """Refuse to continue after a record whose effect failed: it would be lost unnoticed."""
         position = self.next_offset or 0
         failed = min((each for each in self._failed if each >= position), default=None)
-        new = next((each for each in offsets if each >= position), None)  # what is read again makes up for nothing
+        new = next((each for each in offsets if each >= position), None)  # records read again do not make up for it
         if failed is not None and new is not None and failed < new:
             topic, partition = self.place
             raise InboxError(
-                f"the effect of {topic}[{partition}]@{failed} was not committed, and now {new} was given",
-                hint="seek back to it and try again; to leave it out, record it without doing anything",
+                f"the effect of {topic}[{partition}]@{failed} was not committed, but now {new} was given",
+                hint="seek back to it and try again; to skip it, record it without doing anything",
             )
 
     def judge(self, offset: int, headers: Any) -> Judged:
-        """Take a record; whoever calls this has the row locked. Offsets ascend but for what is read again.
+        """Accept a record; the caller has locked the row. Offsets ascend, except when records are read again.
 
-        Raises InboxError when its header is of a newer form: without its id nobody can tell whether it is new.
+        Raises InboxError if the record's header has a newer version: without its id it is unknown whether it is new.
         """
         value = find(headers, self._header)
         origin = decode(value)
@@ -95,36 +95,36 @@ class InboxPartition:
             topic, partition = self.place
             raise InboxError(
                 f"the header {self._header!r} of {topic}[{partition}]@{offset} has version {version(value)},"
-                f" this consumer reads {VERSION}",
+                f" but this consumer reads {VERSION}",
                 hint="upgrade the consumers before the relay",
             )
         self.next_offset = offset + 1
         if origin is None:
             return Judged(Novelty.NEW, None)
         new = self.seen.add(origin.incarnation, origin.id)
-        if origin.low_water is not None:  # after the record itself, and never above it
+        if origin.low_water is not None:  # applied after the record itself; never above it
             self.seen.low_water(origin.incarnation, origin.low_water)
         return Judged(Novelty.NEW if new else Novelty.SENT_AGAIN, origin)
 
     def done(self, *, written: bool) -> None:
-        """Notes that the transaction was committed, and whether the row was written in it."""
+        """The transaction was committed; `written`: including the row."""
         self.version += written
         if self._failed:
             self._failed = {each for each in self._failed if each >= (self.next_offset or 0)}
 
     def undone(self, offsets: Iterable[int]) -> None:
-        """Notes that the transaction of these offsets failed, or that its end is unknown."""
+        """The transaction of these offsets failed, or its outcome is unknown."""
         self.stale = True
         self._failed.update(offsets)
 
 
 def by_place(messages: Sequence[Message]) -> dict[Place, list[Message]]:
-    """The messages of each partition, in their order; raises InboxError for one that is an error or has no place."""
+    """The messages of each partition, in order; raises InboxError for an error message or one without a place."""
     found: dict[Place, list[Message]] = {}
     for message in messages:
         error, topic, partition = message.error(), message.topic(), message.partition()
         if error is not None:
-            raise InboxError(f"the consumer reports an error, not a record: {error}", hint="look at error() first")
+            raise InboxError(f"the consumer reported an error, not a record: {error}", hint="check error() first")
         if topic is None or partition is None or message.offset() is None:
             raise InboxError("a message without topic, partition and offset was not consumed")
         found.setdefault((topic, partition), []).append(message)
@@ -132,7 +132,7 @@ def by_place(messages: Sequence[Message]) -> dict[Place, list[Message]]:
 
 
 def offset_of(message: Message) -> int:
-    """The offset of a message that `by_place` has checked."""
+    """The offset of a message checked by `by_place`."""
     offset = message.offset()
     assert offset is not None
     return offset
@@ -146,7 +146,7 @@ _log = logging.getLogger("harvester.idempotence")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to read on. `offset` is None when this group has not consumed the partition yet."""
+    """Where to read on. `offset` is None if this group has not consumed the partition yet."""
 
     topic: str
     partition: int
@@ -155,7 +155,7 @@ class Position:
 
 
 class OpenPartitions:
-    """The partitions that a consumer of a group has open."""
+    """The partitions that a group's consumer has open."""
 
     def __init__(self, group: str, header: str, max_intervals: int, idle_timeout_s: float) -> None:
         self.name = group
@@ -169,7 +169,7 @@ class OpenPartitions:
         return {**self.row(place), "generation": generation, "seen": SeenIds().to_bytes()}
 
     def opened(self, place: Place, row: Row) -> Position:
-        """Keeps the answer of the statement: generation, version, next offset, seen."""
+        """Store the statement's result: generation, version, next offset, seen."""
         generation, version, next_offset, seen = row
         partition = InboxPartition(place, generation, self._header)
         partition.load(next_offset, version, seen)
@@ -180,14 +180,14 @@ class OpenPartitions:
         self._open.pop(place, None)
 
     def partition(self, place: Place) -> InboxPartition:
-        """The open partition; raises InboxError when it is not open."""
+        """The open partition; raises InboxError if it is not open."""
         partition = self._open.get(place)
         if partition is None:
             raise InboxError(f"{place[0]}[{place[1]}] is not open", hint="open it when it is assigned")
         return partition
 
     def refused(self, messages: Iterable[Message]) -> None:
-        """Notes that none of these was taken, among which there may be any: nobody goes on behind the records."""
+        """None of these messages was accepted, whatever they are: nothing may continue after them."""
         for message in messages:
             topic, number, offset = message.topic(), message.partition(), message.offset()
             if message.error() is None and topic is not None and number is not None and offset is not None:
@@ -207,7 +207,7 @@ class OpenPartitions:
         }
 
     def forgetting(self, rows: Iterable[Row], incarnation: Any) -> list[Parameters]:
-        """Of the statements that leave an incarnation out of (topic, partition, seen); none where it is not in."""
+        """Parameters to remove an incarnation from (topic, partition, seen); none for rows that do not have it."""
         changes = []
         for topic, partition, data in rows:
             seen = SeenIds.from_bytes(data)
@@ -217,7 +217,7 @@ class OpenPartitions:
 
 
 class InboxTransaction:
-    """One batch of messages; raises InboxError for what cannot be taken."""
+    """One batch of messages; raises InboxError for invalid ones."""
 
     def __init__(self, group: OpenPartitions, messages: Sequence[Message]) -> None:
         self._group = group
@@ -238,9 +238,9 @@ class InboxTransaction:
         return {**self._group.rows(partitions), "versions": versions, "idle": str(self._group.idle_ms)}
 
     def take(self, rows: Iterable[Row]) -> bool:
-        """Compare what was locked; false when a copy was old: roll back and lock again, which brings the new row.
+        """Compare the locked rows; False if a copy was old: roll back and lock again, which returns the new row.
 
-        Raises InboxFenced, and InboxError when a row is gone or went back, or a failed effect would be passed over.
+        Raises InboxFenced, and InboxError if a row is gone or went back, or a failed effect would be skipped.
         """
         found = {(row[0], row[1]): row[2:6] for row in rows}
         fresh = True
@@ -249,9 +249,9 @@ class InboxTransaction:
             if row is None:
                 raise InboxError(f"the row of {topic}[{number}] is gone", hint="open the partition again")
             generation, version, next_offset, seen = row
-            if generation != partition.generation:  # a lower one, too: the row went back
+            if generation != partition.generation:  # lower ones, too: the row went back
                 raise InboxFenced(topic, number, ours=partition.generation, theirs=generation)
-            if version < partition.version:  # to go on here would leave out what the row no longer knows
+            if version < partition.version:  # continuing would skip what the row no longer knows
                 raise InboxError(
                     f"the row of {topic}[{number}] went back from version {partition.version} to {version}:"
                     " the database was restored, or a failover lost commits",
@@ -269,11 +269,11 @@ class InboxTransaction:
         return fresh
 
     def resolve(self, resolver: Callable[[Message], Message]) -> None:
-        """Replaces each message by what the resolver makes of it."""
+        """Replace each message by the resolver's result."""
         self._messages = [resolver(message) for message in self._messages]
 
     def judge(self) -> list[tuple[Message, Judged]]:
-        """Each message with its judgement, in the order given."""
+        """Each message with its judgement, in the given order."""
         judged = []
         for message in self._messages:
             topic, number = message.topic(), message.partition()
@@ -284,7 +284,7 @@ class InboxTransaction:
         return judged
 
     def write(self) -> Parameters | None:
-        """The parameters of the statement that writes the rows; None when nothing was new."""
+        """The parameters of the statement that writes the rows; None if nothing was new."""
         moved = [self._partitions[place] for place in self._moved()]
         if not moved:
             return None
@@ -300,7 +300,7 @@ class InboxTransaction:
         }
 
     def end(self, *, committed: bool) -> None:
-        """The database's last word, or none: then the rows are read before they are trusted again."""
+        """The outcome. Unless it is a commit, the rows are read before they are trusted again."""
         moved = set(self._moved())
         for place, partition in self._partitions.items():
             if committed:
@@ -313,7 +313,9 @@ class InboxTransaction:
 
 
 class Batch(Generic[C]):
-    """A transaction under way. `cursor` belongs to it; what it does is committed with the offsets, or not at all."""
+    """A running transaction. `cursor` belongs to it; what it does is committed together with the offsets, or not at
+    all.
+    """
 
     def __init__(self, cursor: C, judged: Sequence[tuple[Message, Judged]]) -> None:
         self.cursor = cursor
@@ -321,12 +323,12 @@ class Batch(Generic[C]):
 
     @property
     def new(self) -> list[Message]:
-        """The messages whose effect is still to be done, in the order given."""
+        """The messages whose effect is still to be done, in the given order."""
         return [message for message, (novelty, _) in self.judged if novelty is Novelty.NEW]
 
 
 class Effect(Generic[C]):
-    """A batch of one record; `origin` is None where it carries none."""
+    """A batch of one record; `origin` is None if it has none."""
 
     message: Message
     novelty: Novelty

@@ -1,9 +1,9 @@
-"""The ids a consumer has seen: an exact set, in memory that grows with the gaps, and its stored form.
+"""The ids a consumer has seen: an exact set, whose size grows with the gaps, and its stored form.
 
-Concurrent transactions commit out of the order of their ids, so an id below the highest one seen may be new: a bare
-mark would lose it. What has been seen is kept as intervals, for each incarnation of an outbox by itself, because the
-same id of another incarnation is another record. Where all ids from the first on have been seen, that is one
-interval, and its end is the high-water mark.
+Concurrent transactions commit out of id order, so an id below the highest one seen may be new: a simple mark would lose
+it. Seen ids are kept as intervals, separately for each incarnation of an outbox, because the same id of another
+incarnation is another record. If all ids from the first on have been seen, that is a single interval, and its end is
+the high-water mark.
 
 They are stored as
 
@@ -17,9 +17,9 @@ They are stored as
         varint                    with 2g + 1 only: its length - 2
     4 bytes       CRC-32 of all before, big-endian
 
-A varint has seven bits a byte, the lowest first; the eighth says that more follow. So an interval of one id behind a
-gap of up to 64 takes one byte. The checksum is there because a flipped bit would mostly give a valid set of other
-ids, and an id that only seems to have been seen is a record lost.
+A varint has seven bits per byte, the lowest first; the eighth bit says that more bytes follow. So an interval of one id
+after a gap of up to 64 takes one byte. The checksum is needed because a flipped bit would usually give a valid set of
+other ids, and an id wrongly counted as seen is a lost record.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 _VERSION = 1
 _CHECKSUM_BYTES = 4
 _MAX_VARINT_BYTES = 10
-_FIRST = 1  # where the ids of a new sequence begin
+_FIRST = 1  # the first id of a new sequence
 
 
 class SeenIds:
-    """A set of (incarnation, id). It is not safe to be used from several threads at once."""
+    """A set of (incarnation, id). Not thread-safe."""
 
     __slots__ = ("_sets",)
 
@@ -47,7 +47,7 @@ class SeenIds:
         self._sets: dict[UUID, Intervals] = {}
 
     def add(self, incarnation: UUID, record_id: int) -> bool:
-        """Adds an id; returns whether it was new."""
+        """Add an id; returns whether it was new."""
         found = self._sets.get(incarnation)
         if found is None:
             self._sets[incarnation] = Intervals([(record_id, record_id)])
@@ -55,27 +55,27 @@ class SeenIds:
         return found.add(record_id)
 
     def add_range(self, incarnation: UUID, first: int, last: int) -> None:
-        """Adds the ids first … last; nothing where last < first."""
+        """Add the ids first … last; nothing if last < first."""
         if first <= last:
             self._sets.setdefault(incarnation, Intervals()).add_range(first, last)
 
     def contains(self, incarnation: UUID, record_id: int) -> bool:
-        """Whether it was added, or lies below a low water."""
+        """Whether it was added, or is below a low watermark."""
         found = self._sets.get(incarnation)
         return found is not None and record_id in found
 
     def low_water(self, incarnation: UUID, record_id: int) -> None:
-        """Let all ids below this one count as seen; their intervals become one. A lower one than before is ignored."""
+        """Count all ids below this one as seen; their intervals become one. A lower value than before is ignored."""
         if record_id > _SMALLEST:
             self._sets.setdefault(incarnation, Intervals()).add_range(_SMALLEST, record_id - 1)
 
     def high_water(self, incarnation: UUID) -> int | None:
-        """The highest id up to which all have been seen; None when the first one (1) has not."""
+        """The highest id up to which all have been seen; None if the first one (1) has not."""
         found = self._sets.get(incarnation)
         return None if found is None else found.end_from(_FIRST)
 
     def intervals(self, incarnation: UUID) -> Iterator[tuple[int, int]]:
-        """(first, last) of each interval, ascending; after a low water the first begins at -2**63."""
+        """(first, last) of each interval, ascending; after a low watermark the first begins at -2**63."""
         return iter(self._sets.get(incarnation, ()))
 
     def highest(self, incarnation: UUID) -> int | None:
@@ -84,7 +84,7 @@ class SeenIds:
         return None if found is None else found.last
 
     def overlapping(self, incarnation: UUID, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The intervals, whole, that have any of the ids first … last."""
+        """The whole intervals that contain any of the ids first … last."""
         found = self._sets.get(incarnation)
         return iter(()) if found is None else found.overlapping(first, last)
 
@@ -94,13 +94,13 @@ class SeenIds:
         return tuple(self._sets)
 
     def forget(self, incarnation: UUID) -> bool:
-        """Drop all that is known of an incarnation; false when that was nothing. Its ids count as new again."""
+        """Drop everything about an incarnation; False if there was nothing. Its ids then count as new."""
         return self._sets.pop(incarnation, None) is not None
 
     def shed(self, most: int) -> int:
-        """Drop the lowest intervals until `most` are left; returns how many went. Their ids count as new again.
+        """Drop the lowest intervals until `most` are left; returns how many were dropped. Their ids then count as new.
 
-        They are taken from the incarnation that has most; what lies below a low water stays.
+        They are taken from the incarnation with the most intervals; what is below a low watermark stays.
         """
         excess = max(0, len(self) - max(most, 0))
         left = excess
@@ -115,7 +115,7 @@ class SeenIds:
         return excess - left
 
     def update(self, other: SeenIds) -> None:
-        """Adds everything that another has seen."""
+        """Add everything that another set contains."""
         for incarnation, found in other._sets.items():
             ours = self._sets.setdefault(incarnation, Intervals())
             for first, last in found:
@@ -140,11 +140,11 @@ class SeenIds:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SeenIds:
-        """Reads the stored form; raises CorruptSeenIds for anything else."""
+        """Parse the stored form; raises CorruptSeenIds for anything else."""
         if not data:
             raise CorruptSeenIds("they are empty")
         if data[0] != _VERSION:
-            raise CorruptSeenIds(f"they have version {data[0]}, this harvester knows {_VERSION}")
+            raise CorruptSeenIds(f"they have version {data[0]}, but this harvester only supports {_VERSION}")
         body = bytes(data[:-_CHECKSUM_BYTES])
         if len(body) < 2 or zlib.crc32(body) != int.from_bytes(data[-_CHECKSUM_BYTES:], "big"):
             raise CorruptSeenIds("their checksum is wrong")
@@ -162,7 +162,7 @@ class SeenIds:
         return seen
 
     def __len__(self) -> int:
-        """The number of intervals: what memory and stored size grow with."""
+        """The number of intervals, to which memory and stored size are proportional."""
         return sum(map(len, self._sets.values()))
 
     def __eq__(self, other: object) -> bool:
@@ -170,7 +170,7 @@ class SeenIds:
             return NotImplemented
         return self._sets == other._sets
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"SeenIds({self._sets!r})"
@@ -215,7 +215,7 @@ class _Reader:
 
     def number(self) -> int:
         data, at = self.data, self.at
-        if at < len(data) and data[at] < 0x80:  # nearly always
+        if at < len(data) and data[at] < 0x80:  # almost always
             self.at = at + 1
             return data[at]
         value = 0

@@ -1,10 +1,10 @@
-"""From an application's values to records: serialisers, and the headers of CloudEvents (docs/writing.md).
+"""Serialisers, from an application's values to records, and the headers of CloudEvents (docs/writing.md).
 
     orders = Records(Json(), cloud_events=CloudEvents("/shop"))
     stasher.stash(connection, orders.make("orders", "42", {"total": 99}, type="shop.order.paid"))
 
-Here is what needs nothing but Python. `harvester.serializers.msgspec` and `harvester.serializers.registry` need extras,
-and are imported by those who use them.
+This package needs nothing but Python. `harvester.serializers.msgspec` and `harvester.serializers.registry` need extras,
+and are imported by their users.
 """
 
 from __future__ import annotations

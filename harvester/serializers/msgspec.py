@@ -1,4 +1,4 @@
-"""Serialisers by msgspec: structs, dataclasses, attrs and whatever else it knows, as JSON or MessagePack."""
+"""Serialisers using msgspec: structs, dataclasses, attrs and other supported types, as JSON or MessagePack."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from harvester.serializers.plain import Serialized
 
 
 class Msgspec:
-    """`encoding="json"` fits any outbox, `"msgpack"` needs a BYTEA value. `enc_hook` and `dec_hook` are msgspec's.
+    """`encoding="json"` works with any outbox, `"msgpack"` requires a BYTEA value. `enc_hook` and `dec_hook` are
+    msgspec's.
 
-    `type`: what values are read as, which checks them.
+    `type`: the type as which values are read, which validates them.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Serialisers: the protocol, and those that need nothing but Python (bytes, text, JSON); and `Values`, which reads.
+"""Serialisers: the protocol, those that need nothing but Python (bytes, text, JSON), and `Values` for reading.
 
-Each of them reads what it writes.
+Each one reads what it writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Serialized(NamedTuple):
-    """A value as a record holds it, with the headers that readers need to understand it."""
+    """A value in a record's form, with the headers that readers need to understand it."""
 
     value: str | bytes
     headers: tuple[tuple[str, str], ...] = ()
@@ -28,19 +28,19 @@ class Serialized(NamedTuple):
 class Serializer(Protocol[T_contra]):
     """Turns values of one kind into what Kafka's readers expect.
 
-    It is never asked about None, which is a tombstone whatever the format.
+    It is never called with None, which is a tombstone in every format.
     """
 
     @property
     def content_type(self) -> str:
-        """The media type of what it writes."""
+        """The media type of its output."""
 
     def serialize(self, topic: str, value: T_contra) -> Serialized:
-        """Write one value; raises SerializationFailed. `topic` is where a registry of schemas files it."""
+        """Write one value; raises SerializationFailed. `topic` is used by schema registries."""
 
 
 class Deserializer(Protocol[T_co]):
-    """Reads values of one kind. It is never asked about a tombstone, which has none."""
+    """Reads values of one kind. It is never called for a tombstone, which has no value."""
 
     def deserialize(self, topic: str, data: bytes) -> T_co:
         """Read one value; raises DeserializationFailed."""
@@ -51,14 +51,14 @@ class Values(Generic[T]):
 
         consumer.run(Values(Json()).handler(handle))  # handle(value, record)
 
-    What cannot be read raises in the handler, so `on_error` of the consumer says what is done with it.
+    A value that cannot be read raises in the handler, so the consumer's `on_error` decides what happens to it.
     """
 
     def __init__(self, deserializer: Deserializer[T]) -> None:
         self._deserializer = deserializer
 
     def of(self, record: Any) -> T | None:
-        """The value of a record, None for a tombstone; raises DeserializationFailed that names the record."""
+        """The value of a record, None for a tombstone; raises DeserializationFailed naming the record."""
         data = record.value()
         if data is None:
             return None
@@ -69,7 +69,7 @@ class Values(Generic[T]):
             raise DeserializationFailed(f"{where}: {error.message}", hint=error.hint) from error
 
     def handler(self, function: Callable[[T | None, Any], R]) -> Callable[[Any], R]:
-        """A handler for `run` that gives value and record to a function; also to a coroutine function."""
+        """A handler for `run` that passes value and record to a function or coroutine function."""
 
         @wraps(function)
         def handle(record: Any) -> R:
@@ -79,7 +79,7 @@ class Values(Generic[T]):
 
 
 class Bytes:
-    """Bytes as they are. The outbox needs a BYTEA value for them, unless they are UTF-8."""
+    """Bytes, unchanged. The outbox needs a BYTEA value for them, unless they are UTF-8."""
 
     def __init__(self, content_type: str = "application/octet-stream") -> None:
         self.content_type = content_type
@@ -94,7 +94,7 @@ class Bytes:
 
 
 class Text:
-    """Text, which is published as UTF-8."""
+    """Text, published as UTF-8."""
 
     def __init__(self, content_type: str = "text/plain; charset=utf-8") -> None:
         self.content_type = content_type
@@ -108,13 +108,13 @@ class Text:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise DeserializationFailed(f"the value is no UTF-8: {error}") from error
+            raise DeserializationFailed(f"the value is not UTF-8: {error}") from error
 
 
 class Json:
-    """JSON by the standard library, compact, in UTF-8, its members in the order in which they come.
+    """JSON from the standard library, compact, in UTF-8, with members in their given order.
 
-    `default` is asked about what JSON does not know, as by `json.dumps`. NaN and infinities are no JSON, and refused.
+    `default` is called for unsupported types, as in `json.dumps`. NaN and infinities are not JSON, and are refused.
     """
 
     content_type = "application/json"
@@ -136,8 +136,8 @@ class Json:
         try:
             return json.loads(data, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            raise DeserializationFailed(f"the value is no JSON: {error}") from error
+            raise DeserializationFailed(f"the value is not JSON: {error}") from error
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")

@@ -1,8 +1,8 @@
-"""Makes records of values: one serialiser, and the headers that all its records carry, CloudEvents' too.
+"""Makes records from values: one serialiser, and the headers common to all records, including CloudEvents'.
 
-A CloudEvent 1.0 is written in Kafka's binary content mode: each attribute but the data becomes a header `ce_<name>`
-with the attribute's canonical text in UTF-8; datacontenttype is `content-type`. Values are not percent-encoded, as the
-HTTP binding would: a reader would take "%20" literally. Only attributes that are URIs are, as far as a URI needs it.
+A CloudEvent 1.0 is written in Kafka's binary content mode: each attribute except the data becomes a header `ce_<name>`
+with the attribute's canonical text in UTF-8; datacontenttype is `content-type`. Values are not percent-encoded, as in
+the HTTP binding: a reader would take "%20" literally. Only URI attributes are, as far as a URI requires it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _URI_CHARACTERS = "%!$&'()*+,/:;=?@~"
 
 def cloud_event_headers(
     *,
-    id: str,  # noqa: A002 - the attributes have these names
+    id: str,  # noqa: A002 - the attributes' names
     source: str,
     type: str,  # noqa: A002
     time: datetime | None = None,
@@ -52,7 +52,7 @@ def cloud_event_headers(
     dataschema: str | None = None,
     extensions: Mapping[str, Value] | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """The headers in a fixed order, extensions by name; raises RecordRejected that names the attribute."""
+    """The headers in a fixed order, extensions by name; raises RecordRejected naming the attribute."""
     headers = [
         (f"{PREFIX}specversion", SPEC_VERSION),
         (f"{PREFIX}id", _string("id", id)),
@@ -79,13 +79,13 @@ def cloud_event_headers(
 
 
 def uri_reference(text: str) -> str:
-    """The text with whatever may not stand in a URI reference percent-encoded (RFC 3986); one that is right stays."""
+    """The text with characters not allowed in a URI reference percent-encoded (RFC 3986); valid text is unchanged."""
     text = _STRAY_PERCENT.sub("%25", text)
     found = _AUTHORITY.match(text)
     authority = found.group() if found else ""
     path, hash_sign, fragment = text[len(authority) :].partition("#")
     return (
-        quote(authority, safe=_URI_CHARACTERS + "[]")  # brackets are for IPv6 addresses only
+        quote(authority, safe=_URI_CHARACTERS + "[]")  # brackets are only for IPv6 addresses
         + quote(path, safe=_URI_CHARACTERS)
         + hash_sign
         + quote(fragment, safe=_URI_CHARACTERS)
@@ -115,7 +115,7 @@ def _canonical(name: str, value: Value) -> str:
 def _timestamp(name: str, time: datetime) -> str:
     if not isinstance(time, datetime) or time.tzinfo is None:
         _refuse(name, "is not a datetime with a time zone")
-    # RFC 3339 has no offsets with seconds, which time zones of the past have.
+    # RFC 3339 has no offsets with seconds, but historical time zones do.
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -125,7 +125,7 @@ def _string(name: str, text: object, *, empty: bool = False) -> str:
     if not text and not empty:
         _refuse(name, "is empty")
     if found := _FORBIDDEN.search(text):
-        _refuse(name, f"contains the character U+{ord(found.group()):04X}, which no attribute may have")
+        _refuse(name, f"contains the character U+{ord(found.group()):04X}, which is not allowed in an attribute")
     return text
 
 
@@ -140,8 +140,8 @@ T = TypeVar("T")
 class CloudEvents:
     """Every record is a CloudEvent 1.0 in binary content mode.
 
-    `source` and `id` together have to be unique: repeats of one event have the same. `type` is for records that name
-    none. `now` and `new_id` are asked for each record that is given no time or no id of its own.
+    `source` and `id` together must be unique: repeats of one event have the same. `type` is for records without one.
+    `now` and `new_id` are called for each record without a time or id of its own.
     """
 
     source: str
@@ -152,7 +152,7 @@ class CloudEvents:
 
 
 class Records(Generic[T]):
-    """A maker of records; threads may share it."""
+    """Makes records; threads may share it."""
 
     def __init__(self, serializer: Serializer[T], *, cloud_events: CloudEvents | None = None) -> None:
         self._serializer = serializer
@@ -172,9 +172,10 @@ class Records(Generic[T]):
         subject: str | None = None,
         extensions: Mapping[str, Value] | None = None,
     ) -> OutboxRecord:
-        """A record for `stash`; raises RecordRejected, SerializationFailed among them. `value=None` is a tombstone.
+        """A record for `stash`; raises RecordRejected, of which SerializationFailed is one. `value=None` is a
+        tombstone.
 
-        What stands behind `partition` is for CloudEvents. Headers come in this order: the caller's, the serialiser's,
+        The parameters after `partition` are for CloudEvents. Headers have this order: the caller's, the serialiser's,
         those of the event.
         """
         written = self._serializer.serialize(topic, value) if value is not None else None
@@ -187,7 +188,7 @@ class Records(Generic[T]):
                     )
             kind = type if type is not None else events.type
             if kind is None:
-                raise RecordRejected("a CloudEvent has a type, and none was given", hint="make(…, type=…)")
+                raise RecordRejected("a CloudEvent needs a type, but none was given", hint="make(…, type=…)")
             added += cloud_event_headers(
                 id=id if id is not None else events.new_id(),
                 source=events.source,

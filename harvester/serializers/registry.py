@@ -1,12 +1,12 @@
-"""Avro, Protobuf and JSON Schema by a Schema Registry, in the framing that its deserialisers read.
+"""Avro, Protobuf and JSON Schema with a Schema Registry, in the framing that its deserialisers read.
 
     registry = SchemaRegistryClient({"url": "https://registry:8081"})
     orders = Records(avro(registry, SCHEMA))
     values = Values(read_avro(registry))
 
-Each needs the extra of its name, and the outbox a BYTEA value: what is written begins with a zero byte and the id of
-the schema. With the first value of a topic the registry is asked, or told, over HTTP: make the record before the
-transaction takes its locks.
+Each requires the extra of its name, and a BYTEA value in the outbox: values begin with a zero byte and the schema's id.
+For the first value of a topic, the registry is contacted over HTTP: make the record before the transaction takes its
+locks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def avro(
     to_dict: Callable[[Any, SerializationContext], dict[str, Any]] | None = None,
     settings: Settings | None = None,
 ) -> RegistrySerializer:
-    """Values that fit an Avro schema; `to_dict` makes dictionaries of others. `settings` as of AvroSerializer."""
+    """Values matching an Avro schema; `to_dict` makes dictionaries of others. `settings`: see AvroSerializer."""
     from confluent_kafka.schema_registry.avro import AvroSerializer
 
     return RegistrySerializer(AvroSerializer(client, schema, to_dict, dict(settings or {})), "application/avro")
@@ -43,7 +43,7 @@ def json_schema(
     to_dict: Callable[[Any, SerializationContext], dict[str, Any]] | None = None,
     settings: Settings | None = None,
 ) -> RegistrySerializer:
-    """Values that a JSON schema allows; `to_dict` makes dictionaries of others. `settings` as of JSONSerializer."""
+    """Values that a JSON schema allows; `to_dict` makes dictionaries of others. `settings`: see JSONSerializer."""
     from confluent_kafka.schema_registry.json_schema import JSONSerializer
 
     return RegistrySerializer(JSONSerializer(schema, client, to_dict, dict(settings or {})), "application/json")
@@ -52,36 +52,36 @@ def json_schema(
 def protobuf(
     client: SchemaRegistryClient, message: type[Any], *, settings: Settings | None = None
 ) -> RegistrySerializer:
-    """Messages of one generated class. `settings` as of ProtobufSerializer."""
+    """Messages of one generated class. `settings`: see ProtobufSerializer."""
     from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 
     return RegistrySerializer(ProtobufSerializer(message, client, dict(settings or {})), "application/protobuf")
 
 
 class RegistrySerializer:
-    """Made by the functions above, or of any serialiser of confluent_kafka's that takes (value, context)."""
+    """Made by the functions above, or from any serialiser of confluent_kafka that takes (value, context)."""
 
     def __init__(self, write: Callable[[Any, SerializationContext], bytes | None], content_type: str) -> None:
         self.content_type = content_type
         self._write = write
 
     def serialize(self, topic: str, value: object) -> Serialized:
-        """Writes one value; asks the registry with the first one of a topic."""
+        """Write one value; contacts the registry for the first one of a topic."""
         context = SerializationContext(topic, MessageField.VALUE, [])
         try:
             written = self._write(value, context)
-        except Exception as error:  # formats, rules and HTTP each raise what they like
+        except Exception as error:  # formats, rules and HTTP have no common exception class
             raise SerializationFailed(
                 f"the value for topic {topic!r} does not fit its schema: {error}",
                 hint="compare the value with the schema; if the registry could not be reached, try again",
             ) from error
         if context.headers:
             raise SerializationFailed(
-                "the registry's serialiser puts the schema's id into a header, in bytes that no text column holds",
+                "the registry's serialiser writes the schema's id to a header, as bytes, which no text column can hold",
                 hint="leave schema.id.serializer at its default, which puts it before the value",
             )
         if written is None:
-            raise SerializationFailed(f"the registry's serialiser made nothing of the value for topic {topic!r}")
+            raise SerializationFailed(f"the registry's serialiser returned nothing for the value for topic {topic!r}")
         return Serialized(written)
 
 
@@ -92,7 +92,7 @@ def read_avro(
     from_dict: Callable[[dict[str, Any], SerializationContext], Any] | None = None,
     settings: Settings | None = None,
 ) -> RegistryDeserializer:
-    """Values as the schema they were written with says, or as `schema`. `settings` as of AvroDeserializer."""
+    """Values read with the schema they were written with, or with `schema`. `settings`: see AvroDeserializer."""
     from confluent_kafka.schema_registry.avro import AvroDeserializer
 
     return RegistryDeserializer(AvroDeserializer(client, schema, from_dict, conf=dict(settings or {})))
@@ -105,31 +105,31 @@ def read_json_schema(
     from_dict: Callable[[dict[str, Any], SerializationContext], Any] | None = None,
     settings: Settings | None = None,
 ) -> RegistryDeserializer:
-    """Values that their schema, or `schema`, allows. `settings` as of JSONDeserializer."""
+    """Values allowed by their schema, or by `schema`. `settings`: see JSONDeserializer."""
     from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 
     return RegistryDeserializer(JSONDeserializer(schema, from_dict, client, dict(settings or {})))
 
 
 def read_protobuf(message: type[Any], *, settings: Settings | None = None) -> RegistryDeserializer:
-    """Messages of one generated class, which needs no registry. `settings` as of ProtobufDeserializer."""
+    """Messages of one generated class, which requires no registry. `settings`: see ProtobufDeserializer."""
     from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 
     return RegistryDeserializer(ProtobufDeserializer(message, dict(settings or {})))
 
 
 class RegistryDeserializer:
-    """Made by the functions above, or of any deserialiser of confluent_kafka's that takes (data, context)."""
+    """Made by the functions above, or from any deserialiser of confluent_kafka that takes (data, context)."""
 
     def __init__(self, read: Callable[[bytes, SerializationContext], Any]) -> None:
         self._read = read
 
     def deserialize(self, topic: str, data: bytes) -> Any:
-        """Reads one value; asks the registry for a schema that it does not know yet."""
+        """Read one value; contacts the registry for a schema that is not known yet."""
         try:
             return self._read(data, SerializationContext(topic, MessageField.VALUE))
-        except Exception as error:  # formats, rules and HTTP each raise what they like
+        except Exception as error:  # formats, rules and HTTP have no common exception class
             raise DeserializationFailed(
-                f"the value cannot be read by its schema: {error}",
+                f"the value cannot be read with its schema: {error}",
                 hint="it may have been written without the registry; if that could not be reached, try again",
             ) from error

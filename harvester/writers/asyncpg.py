@@ -1,11 +1,11 @@
-"""The stashers for asyncpg: what is said in `harvester.outbox.stasher` holds here too.
+"""The stashers for asyncpg; everything in `harvester.outbox.stasher` applies here too.
 
     async with connection.transaction():
         await connection.execute("UPDATE account SET …")
         await AsyncpgStasher("outbox").stash(connection, OutboxRecord("billing.paid", key="42", value="{…}"))
 
-asyncpg commits each statement by itself unless told otherwise, so a transaction that was forgotten would be noticed by
-nobody: it is an error here.
+asyncpg commits each statement by itself unless told otherwise, so nobody would notice a forgotten transaction: it is an
+error here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 
 
 class AsyncpgStasher(AsyncStasherBase[Connection, Connection, Connection]):
-    """Writes records into one outbox over connections of asyncpg, pooled ones too; keep one for the program's life.
+    """Writes records into one outbox on asyncpg connections, including pooled ones; keep one for the program's
+    lifetime.
 
-    The table's columns are looked up once per connection, with its first use. `lease_time` as for
-    `harvester.Stasher`.
+    The table's columns are looked up once per connection, at its first use. `lease_time`: see `harvester.Stasher`.
     """
 
     _driver_errors = asyncpg.PostgresError
@@ -40,14 +40,14 @@ class AsyncpgStasher(AsyncStasherBase[Connection, Connection, Connection]):
         return AsyncpgLeasedStasher(lease, self)
 
     def _cache(self, connection: Connection) -> tuple[MutableMapping[Any, Any], Any]:
-        # A pool wraps its connections anew for each user of theirs.
+        # A pool wraps its connections again for each user.
         return self._insertions, connection._con if isinstance(connection, PoolConnectionProxy) else connection
 
     def _style(self, connection: Connection) -> Style:
         return Style.DOLLAR
 
     def _encoding(self, connection: Connection) -> str:
-        return "utf-8"  # the only one that asyncpg speaks
+        return "utf-8"  # the only one that asyncpg supports
 
     async def _connection(self, target: Connection) -> Connection:
         if not target.is_in_transaction():
@@ -77,7 +77,7 @@ class AsyncpgLeasedStasher(AsyncLeasedStasherBase[Connection, Connection, Connec
 
     @asynccontextmanager
     async def transaction(self, connection: Connection) -> AsyncIterator[None]:
-        """A transaction, or a savepoint within one, that takes the numbers back if it does not commit."""
+        """A transaction, or a savepoint within one, that takes its numbers back unless it commits."""
         with self._taken_back() as outcome:
             async with connection.transaction():
                 yield

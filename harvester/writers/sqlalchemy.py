@@ -1,14 +1,14 @@
-"""The stashers for SQLAlchemy 2: sessions and connections, blocking and asyncio; with leases and without.
+"""The stashers for SQLAlchemy 2: sessions and connections, blocking and asyncio; with and without leases.
 
     with Session(engine) as session, session.begin():
         session.get_one(Account, 42).balance -= 5
         SqlalchemyStasher("outbox").stash(session, OutboxRecord("billing.paid", key="42", value="{…}"))
 
-The row is written at once, in the transaction of that session or connection, and commits and rolls back with it; no
-event of the ORM is involved. What a session has pending is flushed before: a record's id is to be taken after the
-locks on what it announces (docs/outbox.md), and those come with the flush.
+The row is written at once, in the transaction of that session or connection, and commits and rolls back with it; no ORM
+event is involved. A session's pending changes are flushed first: a record's id must be taken after the locks on what it
+announces (docs/outbox.md), and the flush takes those.
 
-Works over psycopg, psycopg2 and asyncpg. What the server refuses is raised as SQLAlchemy raises it.
+Works with psycopg, psycopg2 and asyncpg. The server's errors are raised as SQLAlchemy raises them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from harvester.outbox.stasher import LeasedStasherBase, StasherBase
 from harvester.outbox.tables import OutboxTable
 
 if TYPE_CHECKING:
-    # Needs greenlet, which those who use no asyncio need not have.
+    # Requires greenlet, which is not needed without asyncio.
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
     AsyncTarget = AsyncSession | AsyncConnection
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 Target = Session | scoped_session[Session] | Connection
 
 _STYLES = {"psycopg": Style.PSYCOPG, "psycopg2": Style.FORMAT, "asyncpg": Style.DOLLAR}
-_READ_COMMITTED = "READ COMMITTED"  # whatever the engine's is
+_READ_COMMITTED = "READ COMMITTED"  # whatever the engine's level is
 
 
 class _SqlalchemyCore(StasherCore):
-    """What a connection, blocking or awaited, tells about its driver."""
+    """Driver information from a blocking or asyncio connection."""
 
     _driver_errors = DBAPIError
 
     def _cache(self, connection: Any) -> tuple[MutableMapping[Any, Any], Any]:
-        return connection.info, ("harvester", self.table)  # lives as long as the driver's connection
+        return connection.info, ("harvester", self.table)  # has the lifetime of the driver's connection
 
     def _style(self, connection: Any) -> Style:
         dialect = connection.dialect
@@ -60,16 +60,16 @@ class _SqlalchemyCore(StasherCore):
         return style
 
     def _encoding(self, connection: Any) -> str:
-        """As the driver says; drivers that do not say speak UTF-8 unless forced."""
+        """According to the driver; drivers without this information use UTF-8 unless forced."""
         pooled = getattr(connection, "sync_connection", connection).connection
         encoding = getattr(getattr(pooled.driver_connection, "info", None), "encoding", "utf-8")
         return encoding if isinstance(encoding, str) else "utf-8"
 
 
 class SqlalchemyStasher(StasherBase[Target, Engine, Connection], _SqlalchemyCore):
-    """Writes records into one outbox. Safe to share between threads; keep one for the life of the program.
+    """Writes records into one outbox. Safe to share between threads; keep one for the program's lifetime.
 
-    The table's columns are looked up once per connection of the pool, with its first use. `lease_time` as for
+    The table's columns are looked up once per connection of the pool, at its first use. `lease_time`: see
     `harvester.Stasher`.
     """
 
@@ -145,12 +145,12 @@ class SqlalchemyLeasedStasher(LeasedStasherBase[Target, Engine, Connection]):
 
     @contextmanager
     def transaction(self, target: Target) -> Iterator[None]:
-        """A transaction, or a savepoint within one, that takes the numbers back if it does not commit."""
+        """A transaction, or a savepoint within one, that takes its numbers back unless it commits."""
         target = target() if isinstance(target, scoped_session) else target
         with self._taken_back() as outcome:
             with target.begin_nested() if target.in_transaction() else target.begin() as begun:
                 yield
-                committed = begun.is_active  # not where it was rolled back by hand
+                committed = begun.is_active  # not if it was rolled back explicitly
             outcome.committed = committed
 
 
@@ -159,11 +159,11 @@ class AsyncSqlalchemyLeasedStasher(AsyncLeasedStasherBase["AsyncTarget", "AsyncE
 
     @asynccontextmanager
     async def transaction(self, target: AsyncTarget) -> AsyncIterator[None]:
-        """A transaction, or a savepoint within one, that takes the numbers back if it does not commit."""
+        """A transaction, or a savepoint within one, that takes its numbers back unless it commits."""
         with self._taken_back() as outcome:
             async with target.begin_nested() if target.in_transaction() else target.begin() as begun:
                 yield
-                committed = begun.is_active  # not where it was rolled back by hand
+                committed = begun.is_active  # not if it was rolled back explicitly
             outcome.committed = committed
 
 
@@ -171,6 +171,6 @@ def _require_transactions(connection: Connection, table: OutboxTable) -> None:
     """Raises NoTransaction for a connection that commits each statement."""
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise NoTransaction(
-            f"a record for {table} cannot be written over a connection that commits each statement",
-            hint="use one without isolation_level AUTOCOMMIT, the one that makes the change",
+            f"a record for {table} cannot be written on a connection that commits each statement",
+            hint="use the connection that makes the change, without isolation_level AUTOCOMMIT",
         )

@@ -126,7 +126,7 @@ def test_a_kafka_that_is_away_is_one_line_and_a_hint(database: str, command: tup
     assert done.returncode == ExitCode.UNAVAILABLE
     message, hint = done.stderr.splitlines()  # and no line of the client's
     assert message.startswith("harvester: ")
-    assert hint == "hint: check that Kafka runs and that bootstrap.servers names it"
+    assert hint == "hint: check that Kafka is running and that bootstrap.servers is correct"
 
 
 def test_a_misfit_is_a_schema_error(empty_database: str) -> None:

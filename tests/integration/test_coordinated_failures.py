@@ -268,4 +268,6 @@ def test_a_value_that_cannot_be_read_goes_the_way_of_on_error(settings: Consumer
     eventually(lambda: len(found) == 3 and bool(runner.told(GivenUp)), what="the others")
     assert found == [[1], None, [2]]
     (letter,) = DeadLetterTopic(settings.dead_letters, settings.kafka).read()
-    assert letter.error.startswith(f"DeserializationFailed: {letter.topic}[{letter.partition}]@1: the value is no JSON")
+    assert letter.error.startswith(
+        f"DeserializationFailed: {letter.topic}[{letter.partition}]@1: the value is not JSON"
+    )

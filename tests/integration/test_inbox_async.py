@@ -91,7 +91,7 @@ def test_nobody_goes_on_behind_a_batch_that_was_refused(empty_database: str) -> 
         with pytest.raises(InboxError, match="reports an error"):
             async with one.inbox.batch([Forged(0), Forged(1, trouble="_PARTITION_EOF")]):
                 """It is not entered."""
-        with pytest.raises(InboxError, match="@0 was not committed, and now 1 was given"):
+        with pytest.raises(InboxError, match="@0 was not committed, but now 1 was given"):
             await one.take(Forged(1))
         assert await one.take(Forged(0), Forged(1)) == [0, 1]
 

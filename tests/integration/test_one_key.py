@@ -67,10 +67,10 @@ def test_what_the_database_cannot_tell(scene: Scene) -> None:
         assert said.rows is None
         assert said.trouble is not None
         assert "invalid byte sequence" in said.trouble
-        with pytest.raises(HarvesterError, match="is no text"):
+        with pytest.raises(HarvesterError, match="is not valid text"):
             running.harvester.key("\ud800")
         with scene.db.transaction():
             scene.db.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
             said = running.harvester.key("k")
     assert said.rows is None
-    assert said.trouble == "it found no answer within 3 s: the outbox is large, or locked"
+    assert said.trouble == "no answer within 3 s: the outbox is large, or locked"

@@ -7,7 +7,7 @@
         Account.objects.filter(pk=42).update(balance=F("balance") - 5)
         stash(OutboxRecord("billing.paid", key="42", value="{…}"))
 
-The stashers are those for psycopg, over Django's connections. Nothing here loads models, so the package may be imported
+The stashers are those for psycopg, on Django's connections. Nothing here loads models, so the package may be imported
 before Django's apps are.
 """
 
@@ -34,8 +34,8 @@ from harvester.record import OutboxRecord
 class DjangoStasher:
     """Writes records into one outbox of one of the configured databases; threads may share it.
 
-    Inside `atomic` only: elsewhere Django commits each statement, and nothing would tie a record to its change. Errors
-    of the server come as Django's own (`django.db.Error`). `connection.queries` does not list these statements.
+    Only inside `atomic`: otherwise Django commits each statement, and nothing would tie a record to its change. The
+    server's errors are raised as Django's (`django.db.Error`). `connection.queries` does not list these statements.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class DjangoStasher:
             return self._stasher.stash(connection, record)
 
     def stash_many(self, records: Iterable[OutboxRecord]) -> list[int]:
-        """Write records in order, all or none; returns their ids, which grow in that order. All are checked first."""
+        """Write records in order, all or none; returns their ids, which ascend in that order. All are checked first."""
         with self._connection() as connection:
             return self._stasher.stash_many(connection, records)
 
     def lease(self, name: str) -> Lease:
-        """Take a lease of one name, as `lease_many` does."""
+        """Take a lease of one name, like `lease_many`."""
         return self.lease_many([name])[0]
 
     def lease_many(self, names: Iterable[str]) -> list[Lease]:
-        """Leases in the order of the names; outside of `atomic` only. See `harvester.Stasher.lease_many`."""
+        """Leases in the order of the names; only outside `atomic`. See `harvester.Stasher.lease_many`."""
         wrapper = connections[self.using]
         if wrapper.in_atomic_block:
             raise not_apart()
@@ -89,24 +89,24 @@ class DjangoStasher:
 
 
 class DjangoLeasedStasher(Numbered):
-    """Made by `DjangoStasher.leased`; see `harvester.LeasedStasher`. For one thread at a time, inside `atomic` only."""
+    """Made by `DjangoStasher.leased`; see `harvester.LeasedStasher`. For one thread at a time, only inside `atomic`."""
 
     def __init__(self, stasher: DjangoStasher, leased: LeasedStasher) -> None:
         self._stasher, self._leased, self._course = stasher, leased, leased._course
 
     def stash(self, record: OutboxRecord, *, position: str | None = None) -> Stashed:
-        """Write one record, if its number is the next one; `position` is saved with it, None leaves the one before."""
+        """Write one record if its number is next; saves `position` with it, None keeps the previous one."""
         with self._stasher._connection() as connection:
             return self._leased.stash(connection, record, position=position)
 
     def stash_many(self, records: Iterable[OutboxRecord], *, position: str | None = None) -> list[Stashed]:
-        """Write records in order, all or none, leaving out those that are there; `position` is that of the last one."""
+        """Write records in order, all or none, skipping those already written; `position` is that of the last one."""
         with self._stasher._connection() as connection:
             return self._leased.stash_many(connection, records, position=position)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """`atomic`, which takes the numbers back if it does not commit."""
+        """`atomic`, which takes the numbers back unless it commits."""
         with self._taken_back() as outcome:
             with transaction.atomic(self._stasher.using):
                 yield
@@ -115,22 +115,22 @@ class DjangoLeasedStasher(Numbered):
 
 
 def stash(record: OutboxRecord, using: str = DEFAULT_DB_ALIAS) -> int:
-    """Write one record into the outbox of the settings; see `DjangoStasher.stash`."""
+    """Write one record into the configured outbox; see `DjangoStasher.stash`."""
     return _stasher(outbox_table(), using).stash(record)
 
 
 def stash_many(records: Iterable[OutboxRecord], using: str = DEFAULT_DB_ALIAS) -> list[int]:
-    """Write records into the outbox of the settings; see `DjangoStasher.stash_many`."""
+    """Write records into the configured outbox; see `DjangoStasher.stash_many`."""
     return _stasher(outbox_table(), using).stash_many(records)
 
 
 def outbox_table() -> OutboxTable:
-    """The outbox that HARVESTER_OUTBOX_TABLE names; raises SchemaError."""
+    """The outbox named by HARVESTER_OUTBOX_TABLE; raises SchemaError."""
     return OutboxTable.parse(getattr(settings, "HARVESTER_OUTBOX_TABLE", "outbox"))
 
 
 def psycopg_connection(wrapper: BaseDatabaseWrapper) -> psycopg.Connection[object]:
-    """Django's connection; raises OutboxError for another database than PostgreSQL."""
+    """Django's connection; raises OutboxError for databases other than PostgreSQL."""
     wrapper.ensure_connection()
     connection = wrapper.connection
     if not isinstance(connection, psycopg.Connection):

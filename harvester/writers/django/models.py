@@ -1,4 +1,4 @@
-"""The outbox as a model, to look at what waits. Rows are written by `stash` and deleted by the harvester."""
+"""The outbox as a model, to inspect waiting records. `stash` writes rows and the harvester deletes them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from harvester.writers.django import outbox_table
 if TYPE_CHECKING:
     _Field = models.Field[list[str], list[str]]
 else:
-    _Field = models.Field  # generic for type checkers only
+    _Field = models.Field  # generic only for type checkers
 
 
 class TextArray(_Field):
-    """A column TEXT[]; the one of django.contrib.postgres would ask for that app."""
+    """A column TEXT[]; the field of django.contrib.postgres would require that app."""
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str:
         return "text[]"
 
 
 def db_table(table: OutboxTable) -> str:
-    """The table's name for Django, which quotes what is not yet quoted."""
+    """The table's name for Django, which quotes names that are not quoted yet."""
     return table.sql if table.schema is not None else table.name
 
 
 class WaitingRecord(models.Model):
-    """A record that waits for the harvester. Read it only; what must be observed is in docs/outbox.md.
+    """A record that waits for the harvester. Read only; docs/outbox.md has the rules.
 
-    Unmanaged: the table is made by the same statements as those of `harvester init`, which the migration runs.
+    Unmanaged: the migration creates the table with the statements of `harvester init`.
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
@@ -56,7 +56,7 @@ class WaitingRecord(models.Model):
         return f"{self.kafka_topic} {self.id}"
 
     def save(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise OutboxError("a record of the outbox is neither saved nor changed", hint="write records with stash()")
+        raise OutboxError("a record of the outbox cannot be saved or changed", hint="write records with stash()")
 
     def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise OutboxError("a record of the outbox is not deleted", hint="publish a correction instead")
+        raise OutboxError("a record of the outbox cannot be deleted", hint="publish a correction instead")

@@ -86,7 +86,7 @@ def test_headers_that_name_no_object_are_an_error(url: str, length: str, digest:
         read(headers)
 
 
-@pytest.mark.parametrize(("value", "reason"), [(VALUE[1:], "has 999 bytes, and had 1,000"), (b"y" * 1000, "SHA-256")])
+@pytest.mark.parametrize(("value", "reason"), [(VALUE[1:], "has 999 bytes instead of 1,000"), (b"y" * 1000, "SHA-256")])
 def test_another_value_is_an_error(value: bytes, reason: str) -> None:
     with pytest.raises(StoredValueChanged, match=reason):
         Reference(f"orders/7-{DIGEST}", 1000, DIGEST).check(value)

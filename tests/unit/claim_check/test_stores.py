@@ -119,7 +119,7 @@ def test_a_value_that_is_missing_or_changed_is_an_error(settings: StoreSettings,
         checks.resolve(consumed(settings))
     assert missing.value.hint is not None
     open_store(settings).put(NAME, b"y" * 1000)
-    with pytest.raises(StoredValueChanged, match=f"file://{tmp_path}/{NAME} .*SHA-256 is another"):
+    with pytest.raises(StoredValueChanged, match=f"file://{tmp_path}/{NAME} .*SHA-256 differs"):
         checks.resolve(consumed(settings))
 
 
@@ -158,6 +158,6 @@ def test_a_store_of_s3_that_is_away_or_refuses_is_unavailable(s3: StoreSettings)
 
 def test_without_boto3_a_store_of_s3_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigurationError, match="boto3 is missing") as refused:
+    with pytest.raises(ConfigurationError, match="boto3 is not installed") as refused:
         ClaimChecks("s3://bucket")
     assert "[s3]" in (refused.value.hint or "")

@@ -202,9 +202,7 @@ def test_data_sources(given: str, ours: str, count: int) -> None:
 def test_what_an_empty_value_takes_is_noted_and_not_repeated() -> None:
     found = harvest(dataSource="host=a user=app password= dbname=hunter2 sslmode=disable")
     (note,) = [note.text for note in found.notes if note.path == "harvest.dataSource"]
-    assert note.startswith(
-        "password takes the text behind it for its value, up to the next blank, so dbname is not given"
-    )
+    assert note.startswith("password takes the text after it, up to the next blank, as its value, so dbname is not set")
     assert "hunter2" not in note
     assert parse_dsn(found.settings["data_source"])["password"] == "dbname=hunter2"
 
@@ -274,7 +272,7 @@ def test_a_zero_that_is_allowed_there_becomes_the_least_here(limit: str, zero: o
     found = harvest(limits={limit: zero})
     name = next(name for name in vars(config_of(found).limits) if name.replace("_", "") == limit.lower())
     assert getattr(config_of(found).limits, name) == ours
-    assert any("for the 0 there" in note.text for note in found.notes if note.path == f"harvest.limits.{limit}")
+    assert any("for 0 there" in note.text for note in found.notes if note.path == f"harvest.limits.{limit}")
 
 
 @pytest.mark.parametrize("limit", ["heartbeatTimeout", "drainInterval", "maxInFlightRecords", "sendConcurrency"])

@@ -1,4 +1,4 @@
-"""Makes what `harvester init` makes, by the same code; safe where that has run before."""
+"""Creates what `harvester init` creates, with the same code; safe if that has already run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def create(apps: Apps, editor: BaseDatabaseSchemaEditor) -> None:
 
 
 class Migration(migrations.Migration):
-    """Going back leaves the tables: there may be records in them."""
+    """Reversing it keeps the tables: they may contain records."""
 
     initial = True
     operations: ClassVar[list[Any]] = [
