@@ -1,5 +1,5 @@
 """Controls a running harvester over a Unix socket.
 
-`protocol` says what goes over it, `sockets` where it is and who is believed, `server` what requests do, `client` how
-harvesters are found and asked. The HTTP server beneath is `harvester.http.server`.
+`protocol` defines the messages, `sockets` the socket's location and who is trusted, `server` the effect of requests,
+`client` how to find and ask harvesters. The HTTP server underneath is `harvester.http.server`.
 """

@@ -1,6 +1,6 @@
-"""Finds running harvesters by their control sockets, asks them, and follows their status.
+"""Finds running harvesters by their control sockets, sends them requests, and follows their status.
 
-Each harvester that is followed has a thread of its own, so that one that hangs holds up no other.
+Each followed harvester has its own thread, so that a hanging one holds up no other.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _SAME_USER = "run this as the user that runs the harvester, or as root"
 
 
 class Connection:
-    """A connection to one harvester; a context manager. Not for several threads at once."""
+    """A connection to one harvester; a context manager. Not thread-safe."""
 
     def __init__(self, path: Path, timeout_s: float = ANSWERS_S) -> None:
-        """Raises NoHarvester when nobody listens there, or somebody who may not be believed (`may_answer`)."""
+        """Raises NoHarvester if nobody listens there, or only an untrusted process (`may_answer`)."""
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(timeout_s)
@@ -65,7 +65,7 @@ class Connection:
             raise
 
     def ask(self, command: str, *, answers_s: float = ANSWERS_S, **arguments: Any) -> Mapping[str, Any]:
-        """Return the answer. Raises ControlError when that is a refusal, NoHarvester when there is none."""
+        """Return the answer. Raises ControlError if it is a refusal, NoHarvester if there is none."""
         with self._errors():
             return self._checked(*self._send(command, answers_s, arguments))
 
@@ -74,11 +74,12 @@ class Connection:
         return from_json(Status, self.ask("status", answers_s=answers_s))
 
     def key(self, key: str, answers_s: float = ANSWERS_S) -> KeyStatus:
-        """Everything that it and its database know of this key."""
+        """Everything that the harvester and its database know about this key."""
         return from_json(KeyStatus, self.ask("key", answers_s=answers_s, key=key))
 
     def watch(self, every_s: float, answers_s: float = ANSWERS_S) -> Iterator[Status]:
-        """Yield a snapshot now and every so many seconds; raises NoHarvester when it ends. The connection's last use.
+        """Yield a snapshot now and every `every_s`; raises NoHarvester when the harvester ends. The connection's last
+        use.
 
         `answers_s`: the longest silence.
         """
@@ -91,7 +92,7 @@ class Connection:
             raise self._ended()
 
     def wait_ended(self, within_s: float) -> bool:
-        """Wait until it has ended, which it shows by hanging up; False when time is up."""
+        """Wait until the harvester has ended, as shown by the closed connection; False if the time is up."""
         deadline = time.monotonic() + within_s
         try:
             while True:
@@ -104,7 +105,7 @@ class Connection:
             return True
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._streamed is not None:
             self._streamed.close()
         self._http.close()
@@ -120,7 +121,7 @@ class Connection:
         self, command: str, answers_s: float, arguments: Mapping[str, Any]
     ) -> tuple[http.client.HTTPResponse, int]:
         self._socket.settimeout(answers_s)
-        # A harvester that turns a client away hangs up before it has read the request, but answers it.
+        # A harvester that turns a client away closes the connection before reading the request, but answers it.
         with contextlib.suppress(ConnectionError):
             self._http.request("POST", PREFIX + command, json.dumps(arguments).encode())
         response = self._http.getresponse()
@@ -128,7 +129,7 @@ class Connection:
 
     def _checked(self, response: http.client.HTTPResponse, code: int) -> Mapping[str, Any]:
         if code == HTTPStatus.NOT_FOUND:
-            raise NotUnderstood(f"the harvester on {self.path} is of another version", hint=SAME_VERSION)
+            raise NotUnderstood(f"the harvester on {self.path} has a different version", hint=SAME_VERSION)
         values = object_of(response.read(MAX_ANSWER_BYTES))
         if code == HTTPStatus.OK:
             return values
@@ -137,7 +138,7 @@ class Connection:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn errors of sockets and of HTTP into ours."""
+        """Turn errors of sockets and HTTP into ours."""
         try:
             yield
         except TimeoutError as error:
@@ -147,10 +148,10 @@ class Connection:
         except OSError as error:
             raise self._gone(error) from error
         except http.client.HTTPException as error:
-            raise NotUnderstood(f"the answer of the harvester on {self.path} is no HTTP: {error!r}") from error
+            raise NotUnderstood(f"the answer of the harvester on {self.path} is not HTTP: {error!r}") from error
 
     def _is_connected(self) -> bool:
-        """Try once; false when too many others wait to be let in."""
+        """Try once; False if too many others wait to be accepted."""
         try:
             self._socket.connect(str(self.path))
         except BlockingIOError:
@@ -162,9 +163,9 @@ class Connection:
         if not may_answer(uid, os.geteuid(), self.path.parent.stat().st_uid):
             raise NoHarvester(
                 f"the process that listens on {self.path} is not trusted: it runs as uid {uid} (pid {pid})",
-                hint=f"only a harvester of root's, or of uid {os.geteuid()}, may answer; {_SAME_USER}"
+                hint=f"only a harvester run by root or by uid {os.geteuid()} may answer; {_SAME_USER}"
                 if os.geteuid()
-                else "only a harvester of root's, or of the user who owns that directory, may answer",
+                else "only a harvester run by root or by the owner of that directory may answer",
             )
 
     def _ended(self) -> NoHarvester:
@@ -172,31 +173,33 @@ class Connection:
 
     def _silent(self) -> NoHarvester:
         return NoHarvester(
-            f"the harvester on {self.path} does not answer", hint="is its process stopped, or the machine busy?"
+            f"the harvester on {self.path} does not answer", hint="its process may be stopped, or the machine busy"
         )
 
     def _gone(self, error: OSError) -> NoHarvester:
         hint = (
-            _SAME_USER if isinstance(error, PermissionError) else "does it run? `harvester watch` finds those that do"
+            _SAME_USER
+            if isinstance(error, PermissionError)
+            else "check that it is running: `harvester watch` finds running ones"
         )
         return NoHarvester(f"no harvester listens on {self.path} ({error.strerror or error})", hint=hint)
 
 
 def running(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """The sockets of all harvesters that this user can find, by name."""
+    """The sockets of all harvesters that this user can find, ordered by name."""
     found: dict[Path, Path] = {}
     for folder in filter(_is_believed, _folders(environ)):
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             try:
-                if not path.is_symlink() and is_live(path):  # a link could lead to somebody else's
+                if not path.is_symlink() and is_live(path):  # a link could lead to another user's
                     found.setdefault(path.resolve(), path)
-            except OSError:  # of another user's
+            except OSError:  # belongs to another user
                 continue
     return sorted(found.values(), key=lambda path: path.name)
 
 
 def find(name: str | None, path: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The socket that is meant: this one, that of the harvester of this name, or that of the only one.
+    """The right socket: the given one, that of the harvester with this name, or that of the only one.
 
     Raises NoHarvester and SeveralHarvesters.
     """
@@ -213,17 +216,17 @@ def find(name: str | None, path: Path | None, environ: Mapping[str, str] = os.en
     if not found:
         raise NoHarvester(
             f"no harvester runs here ({_places(environ)})",
-            hint=f"{_SAME_USER}; --socket names one that listens elsewhere (control.socket)",
+            hint=f"{_SAME_USER}; use --socket for one that listens elsewhere (control.socket)",
         )
     if len(found) > 1:
-        raise SeveralHarvesters(_those_that_run(found), hint="say which one is meant with --name or --socket")
+        raise SeveralHarvesters(_those_that_run(found), hint="choose one with --name or --socket")
     return found[0]
 
 
 def _those_that_run(found: Sequence[Path]) -> str:
     if not found:
-        return "none does"
-    return "these run: " + ", ".join(str(path) for path in found)
+        return "none is running"
+    return "running: " + ", ".join(str(path) for path in found)
 
 
 def _folders(environ: Mapping[str, str]) -> list[Path]:
@@ -236,11 +239,11 @@ def _places(environ: Mapping[str, str]) -> str:
     looked = "looked in " + ", ".join(str(folder) for folder in folders if folder not in others)
     if not others:
         return looked
-    return f"{looked}; not in {', '.join(map(str, others))}, which others have made or can write to"
+    return f"{looked}; not in {', '.join(map(str, others))}, which other users created or can write to"
 
 
 def _is_believed(folder: Path) -> bool | None:
-    """None where there is no such directory."""
+    """None if there is no such directory."""
     try:
         return is_believed(folder, os.geteuid())
     except OSError:
@@ -248,13 +251,13 @@ def _is_believed(folder: Path) -> bool | None:
 
 
 _ANSWERS_S = 3.0
-_AGAIN_S = 0.5  # after it could not be asked
-_LOOK_S = 2.0  # how often to look for others
+_AGAIN_S = 0.5  # after a failure
+_LOOK_S = 2.0  # how often to look for other harvesters
 _FORGOTTEN_AFTER_S = 30.0
 
 
 class StatusFeed(threading.Thread):
-    """Follows one harvester; connects again when that fails."""
+    """Follows one harvester; reconnects after failures."""
 
     def __init__(self, path: Path, every_s: float, news: Callable[[], None]) -> None:
         super().__init__(name=f"feed {path.name}", daemon=True)
@@ -263,7 +266,6 @@ class StatusFeed(threading.Thread):
         self.latest = Glimpse(path)
 
     def run(self) -> None:
-        """The thread."""
         path = self.latest.path
         while not self._stopped.is_set():
             try:
@@ -281,21 +283,21 @@ class StatusFeed(threading.Thread):
             self._stopped.wait(_AGAIN_S)
 
     def stop(self) -> None:
-        """End it, without waiting for that."""
+        """End it, without waiting."""
         self._stopped.set()
 
 
 class Feeds:
-    """Follows all harvesters that `find` names, and looks for new ones now and then. For one thread."""
+    """Follows all harvesters returned by `find`, and looks for new ones periodically. For one thread."""
 
     def __init__(self, find: Callable[[], Sequence[Path]], every_s: float, news: Callable[[], None]) -> None:
-        """`news` is called from any thread when there is something to see."""
+        """`news` is called from any thread when there is something new."""
         self._find, self._every_s, self._news = find, every_s, news
         self._feeds: dict[Path, StatusFeed] = {}
         self._looked_at = -_LOOK_S
 
     def latest(self) -> list[Glimpse]:
-        """A glimpse of each, by path."""
+        """A glimpse of each harvester, ordered by path."""
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
@@ -312,7 +314,7 @@ class Feeds:
             feed.stop()
 
     def _forget(self, now: float) -> None:
-        """Those that have been gone for a while, as long as another one is there."""
+        """Forget harvesters that have been gone for a while, as long as another one exists."""
         known = [feed.latest for feed in self._feeds.values()]
         gone = [glimpse for glimpse in known if glimpse.trouble is not None and now - glimpse.at > _FORGOTTEN_AFTER_S]
         if len(gone) < len(known):

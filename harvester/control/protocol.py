@@ -4,9 +4,9 @@
     ← 200 {"name": "billing-1", "changed": true, …}
     ← 409 {"error": "what happened", "hint": "what to do, or null"}
 
-`COMMANDS` lists the paths; `GET /v2/status` will do for the status. `watch` is answered by a line of JSON for each
-snapshot until either side hangs up. Readers ignore members that they do not know, so that a newer side may add some;
-whatever an older side would misunderstand gets another version in the path.
+`COMMANDS` lists the paths; `GET /v2/status` also works. `watch` is answered by one line of JSON per snapshot until
+either side closes the connection. Readers ignore unknown members, so that a newer side may add some; changes that an
+older side would misunderstand get another version in the path.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ S = TypeVar("S", Status, KeyStatus)
 
 
 class ControlError(HarvesterError):
-    """The base of errors in controlling a harvester; by itself: the harvester refused."""
+    """The base of errors in controlling a harvester; used by itself when the harvester refuses."""
 
 
 class NotUnderstood(ControlError):
-    """A request or an answer cannot be read, or is of another version."""
+    """A request or an answer cannot be parsed, or has another version."""
 
 
 class NoHarvester(ControlError):
-    """No harvester runs that could be asked, or it does not answer."""
+    """No harvester is running that could be asked, or it does not answer."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 class SeveralHarvesters(ControlError):
-    """Several harvesters run, and none was named."""
+    """Several harvesters are running, and none was named."""
 
     exit_code = ExitCode.USAGE
 
 
 class NoPlace(ControlError):
-    """There is no safe place for the socket, or another process has it."""
+    """There is no safe place for the socket, or another process uses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """The last status of a harvester, or in `trouble` why it has none now; `at` (monotonic) since when."""
+    """The last status of a harvester, or in `trouble` why there is none; since `at` (monotonic)."""
 
     path: Path
     status: Status | None = None
@@ -59,10 +59,10 @@ class Glimpse:
 
 
 PREFIX = "/v2/"
-MAX_ANSWER_BYTES = 1 << 22  # a snapshot of 256 shards has a hundredth of that
+MAX_ANSWER_BYTES = 1 << 22  # a snapshot of 256 shards has a hundredth of this
 SAME_VERSION = "use the same version of the harvester for both"
 
-# The commands, and the arguments that each needs.
+# The commands, and each one's required arguments.
 COMMANDS: Mapping[str, Mapping[str, type]] = {
     "status": {},
     "watch": {"every_s": float},
@@ -91,9 +91,9 @@ def object_of(text: bytes) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NotUnderstood("what was sent is no JSON") from error
+        raise NotUnderstood("the message is not JSON") from error
     if not isinstance(values, dict):
-        raise NotUnderstood("what was sent is no JSON object")
+        raise NotUnderstood("the message is not a JSON object")
     return values
 
 
@@ -112,5 +112,5 @@ def from_json(kind: type[S], values: Mapping[str, Any]) -> S:
 
 def _fits(value: object, kind: type) -> bool:
     if kind is float and type(value) is int:
-        return abs(value) < 1 << 53  # larger ones may have no float
+        return abs(value) < 1 << 53  # larger ones may have no exact float
     return type(value) is kind and (kind is not float or math.isfinite(value))  # type: ignore[arg-type]

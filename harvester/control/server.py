@@ -1,8 +1,8 @@
-"""Serves a harvester's control socket: who may ask, and what each request does.
+"""Serves a harvester's control socket: access control, and the effect of each request.
 
-Only processes of the same user and of root are heard; the kernel says whose they are (SO_PEERCRED). A client that
-does not read its answers, or says nothing for minutes, is hung up on; but not the one that has stopped the harvester,
-which takes the end of its connection for the harvester's.
+Only processes of the same user and of root have access, as identified by the kernel (SO_PEERCRED). A client that does
+not read its answers, or is idle for minutes, is disconnected; but not the one that has stopped the harvester, which
+takes the end of its connection for the harvester's.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 LONGEST_SCALE_S = 60.0
 _SHORTEST_WATCH_S = 0.05
 _QUESTIONS = ("status", "key")
-_FREE = (*_QUESTIONS, "stop")  # these wait for nobody
+_FREE = (*_QUESTIONS, "stop")  # these do not wait for others
 
 
 class Controlled(Protocol):
-    """The harvester that is controlled: `harvester.Harvester`."""
+    """The controlled harvester: `harvester.Harvester`."""
 
     def status(self) -> Status: ...
 
@@ -53,18 +53,18 @@ class Controlled(Protocol):
 
 
 def may_control(peer_uid: int, own_uid: int) -> bool:
-    """Whether a process of this user may ask anything."""
+    """Whether a process of this user has access."""
     return peer_uid in (own_uid, 0)
 
 
 class ControlServer(HttpServer):
-    """Performs commands; those that change something one at a time, whoever asks."""
+    """Executes commands; those that change something one at a time, for all clients."""
 
     most_clients = 32
     idle_s = 300.0
     takes_s = 5.0
     longest_s = None
-    protocol = "HTTP/1.1"  # many requests on a connection
+    protocol = "HTTP/1.1"  # several requests per connection
 
     def __init__(self, listener: Listener, harvester: Controlled, log: Log, own_uid: int | None = None) -> None:
         super().__init__("harvester-control", Router(self._routes()))
@@ -75,9 +75,9 @@ class ControlServer(HttpServer):
 
     @classmethod
     def of(cls, config: Config, harvester: Controlled, log: Log) -> ControlServer | None:
-        """The server that the configuration asks for, listening but not started; None when it is switched off.
+        """The configured server, listening but not started; None if it is switched off.
 
-        Raises ControlError when there is no place for the socket, or a live harvester of that name has it.
+        Raises ControlError if there is no place for the socket, or a live harvester with that name uses it.
         """
         where, uid = config.control.socket, os.geteuid()
         if where == "off":
@@ -88,11 +88,10 @@ class ControlServer(HttpServer):
         return cls(listen(Path(where), uid), harvester, log)
 
     def run(self) -> None:
-        """The thread."""
         self.serve(self._listener.socket)
 
     def stop(self) -> None:
-        """Remove the socket, hang up on everybody, end the threads."""
+        """Remove the socket, disconnect all clients, end the threads."""
         self.ended.set()
         self._listener.close()
         super().stop()
@@ -132,7 +131,7 @@ class ControlServer(HttpServer):
             return Response.json(200, self._perform(command, arguments), may_idle=command == "stop")
         except HarvesterError as error:
             return Response.problem(409, error.message, error.hint)
-        except Exception as error:  # noqa: BLE001 - whoever asked is told, and the harvester goes on
+        except Exception as error:  # noqa: BLE001 - reported to the client, and the harvester continues
             self._log.exception("control: %s failed", command)
             hint = "the harvester's log has more; please report this"
             return Response.problem(500, f"internal error: {error!r}", hint)
@@ -171,7 +170,7 @@ class ControlServer(HttpServer):
         if before != shards and not self._harvester.scale(shards, within_s):
             raise HarvesterError(
                 f"still {before} shards: not everything under way was settled within {within_s:g} s",
-                hint="see what is retried or held up (`harvester watch`), then try again",
+                hint="check what is being retried or held (`harvester watch`), then try again",
             )
         return {**self._outcome(changed=before != shards), "before": before, "shards": shards}
 

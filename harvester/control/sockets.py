@@ -1,13 +1,13 @@
-"""Decides where control sockets are, who may listen on them, and which a client trusts.
+"""Decides where control sockets are, who may listen on them, and which ones a client trusts.
 
-A harvester listens in a directory that nobody else can write to, on a socket for its owner alone. The socket of a dead
-process refuses connections and is replaced; that of a live one, stopped or stuck as it may be, is left alone. Whoever
-looks, removes and binds holds a lock on the directory meanwhile, so that two harvesters that start at once do not take
-each other's socket for a dead one's.
+A harvester listens in a directory to which no other user can write, on a socket for its owner alone. The socket of a
+dead process refuses connections and is replaced; that of a live process, even a stopped or stuck one, is left alone.
+Checking, removing and binding happen under a lock on the directory, so that two harvesters that start at once do not
+take each other's socket for a dead one's.
 
-A client trusts only directories that nobody else can have put a socket into, and processes that may answer there: any
-user of the machine can make `/tmp/harvester-0` before root does and listen in it, and could tell root that a harvester
-has stopped that runs on.
+A client trusts only directories into which no other user can have put a socket, and processes that may answer there:
+any user of the machine can create `/tmp/harvester-0` before root does, listen in it, and tell root that a harvester has
+stopped that is still running.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _PEER = struct.Struct("3i")  # pid, uid, gid
 def choices(environ: Mapping[str, str], uid: int, temp: str, system: Path = SYSTEM) -> list[Path]:
     """The directories in which a harvester of this user may put its socket, best first.
 
-    Within a service only the directory that systemd made for it; otherwise the user's runtime directory, the system's
-    for root, and one of the user's own under the temporary directory.
+    Within a service, only the directory that systemd created for it; otherwise the user's runtime directory, the
+    system's for root, and the user's own one in the temporary directory.
     """
     given = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if given:
@@ -60,7 +60,7 @@ def choices(environ: Mapping[str, str], uid: int, temp: str, system: Path = SYST
 
 
 def looked_through(environ: Mapping[str, str], uid: int, temp: str, system: Path = SYSTEM) -> list[Path]:
-    """Where to look for harvesters: this user's directories and those of services; within a service only its own."""
+    """Where to look for harvesters: this user's directories and those of services; within a service, only its own."""
     folders = choices(environ, uid, temp, system)
     if environ.get("RUNTIME_DIRECTORY"):
         return folders
@@ -68,7 +68,7 @@ def looked_through(environ: Mapping[str, str], uid: int, temp: str, system: Path
 
 
 def file_name(name: str) -> str:
-    """The socket's file name for a harvester of this name."""
+    """The socket's file name for a harvester with this name."""
     stem = quote(name, safe="@:+,=")
     stem = "%2E" + stem[1:] if stem.startswith(".") else stem
     if len(stem) > _LONGEST_STEM:
@@ -90,7 +90,7 @@ def _belongs_to(folder: Path, uid: int) -> bool:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """A service of which there are several instances has a directory for each."""
+    """A service with several instances has a directory for each."""
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:
@@ -98,13 +98,13 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def peer_of(connected: socket.socket) -> tuple[int, int]:
-    """Pid and uid of the process at the other end, as the kernel recorded them when it connected or listened."""
+    """Pid and uid of the process at the other end, as recorded by the kernel when it connected or listened."""
     pid, uid, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return pid, uid
 
 
 def about(folder: Path, uid: int) -> os.stat_result:
-    """The status of a directory. Follows a link only if root or this user made it, as systemd does for services.
+    """The status of a directory. Follows a link only if root or this user created it, as systemd does for services.
 
     Raises OSError.
     """
@@ -117,7 +117,7 @@ def about(folder: Path, uid: int) -> os.stat_result:
 def is_believed(folder: Path, uid: int) -> bool:
     """Whether only this user and root can have put sockets into this directory.
 
-    For root a service's own directory will do as well, where nobody but root can have made it. Raises OSError.
+    Root also accepts a service's own directory if only root can have created it. Raises OSError.
     """
     found = about(folder, uid)
     if not stat.S_ISDIR(found.st_mode) or found.st_mode & _OTHERS_WRITE:
@@ -129,16 +129,16 @@ def is_believed(folder: Path, uid: int) -> bool:
 
 
 def may_answer(peer_uid: int, own_uid: int, folder_uid: int) -> bool:
-    """Whether to trust a process of this user: it runs as we do, as root or, for root, as the owner of the directory.
+    """Whether to trust a process of this user: ours, root's or, for root, the directory owner's.
 
-    A harvester of anybody else would not obey us either.
+    Another user's harvester would not obey us either.
     """
     return peer_uid in (0, own_uid) or (own_uid == 0 and peer_uid == folder_uid)
 
 
 @dataclass(slots=True)
 class Listener:
-    """A socket that listens; `close` removes its file, unless another one has taken its place."""
+    """A listening socket; `close` removes its file, unless another socket has taken its place."""
 
     path: Path
     socket: socket.socket
@@ -147,7 +147,7 @@ class Listener:
     def close(self) -> None:
         """Stop listening."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for a connection
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a connection
         self.socket.close()
         with contextlib.suppress(OSError), _locked(self.path.parent):
             if _identity(self.path) == self._file:
@@ -155,7 +155,7 @@ class Listener:
 
 
 def is_live(path: Path) -> bool:
-    """Whether somebody listens on this socket. Raises OSError where that cannot be found out."""
+    """Whether a process listens on this socket. Raises OSError if that cannot be determined."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as probe:
         try:
             probe.connect(str(path))
@@ -167,7 +167,7 @@ def is_live(path: Path) -> bool:
 
 
 def listen_in_first(folders: Sequence[Path], name: str, uid: int) -> Listener:
-    """Listen in the first of these directories that can be used, made where it is missing; raises NoPlace."""
+    """Listen in the first usable directory, creating it if missing; raises NoPlace."""
     problems = []
     for folder in folders:
         try:
@@ -180,7 +180,7 @@ def listen_in_first(folders: Sequence[Path], name: str, uid: int) -> Listener:
 
 
 def listen(path: Path, uid: int) -> Listener:
-    """Listen on exactly this path; its directory is made where it is missing. Raises NoPlace."""
+    """Listen on exactly this path, creating its directory if missing. Raises NoPlace."""
     try:
         _prepare(path.parent, uid)
     except OSError as error:
@@ -189,13 +189,13 @@ def listen(path: Path, uid: int) -> Listener:
 
 
 def _prepare(folder: Path, uid: int) -> None:
-    """The directory exists, is ours, and nobody else can write to it."""
+    """Make sure that the directory exists, is ours, and is not writable by others."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = about(folder, uid)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o022:
         raise NoPlace(
-            f"{folder} is not a directory of this user's that nobody else can write to",
+            f"{folder} is not a directory of this user that only this user can write to",
             hint=f"give it to uid {uid} with mode 0700, or {_ELSEWHERE}",
         )
 
@@ -211,7 +211,7 @@ def _listen(path: Path, *, sweep: bool) -> Listener:
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             try:
                 listening.bind(str(path))
-                path.chmod(0o600)  # before anybody can connect
+                path.chmod(0o600)  # before anyone can connect
                 listening.listen(_BACKLOG)
                 return Listener(path, listening, _identity(path))
             except OSError:
@@ -231,13 +231,13 @@ def _make_room(path: Path) -> None:
     if is_live(path):
         raise NoPlace(
             f"another harvester listens on the control socket {path}",
-            hint=f"give each harvester a name of its own, or {_ELSEWHERE}",
+            hint=f"give each harvester its own name, or {_ELSEWHERE}",
         )
     path.unlink()
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the sockets of dead processes: by default, each has had a name of its own."""
+    """Remove the sockets of dead processes: by default, each had its own name."""
     for path in folder.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(path.lstat().st_mode) and not is_live(path):
@@ -251,7 +251,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the directory's lock; raises OSError when another process does not release it."""
+    """Hold the directory's lock; raises OSError if another process does not release it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + _LOCKED_S
@@ -261,7 +261,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise OSError(errno.EAGAIN, f"somebody holds the lock of {folder}") from None
+                    raise OSError(errno.EAGAIN, f"another process holds the lock of {folder}") from None
                 time.sleep(0.01)
         yield
     finally:

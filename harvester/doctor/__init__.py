@@ -1,7 +1,7 @@
-"""Checks whether machine, PostgreSQL and Kafka are as a harvester needs them.
+"""Checks whether machine, PostgreSQL and Kafka meet a harvester's needs.
 
 `examine` collects facts (`database`, `kafka`), has them judged (`judge_*`, pure), and returns a report of findings,
-each with what to do.
+each with advice.
 """
 
 from harvester.doctor.examine import examine

@@ -1,4 +1,4 @@
-"""Reads what the doctor judges of PostgreSQL: in one session, with a second one for a moment to detect poolers.
+"""Reads what the doctor needs to know about PostgreSQL: in one session, with a brief second one to detect poolers.
 
 All statements only read, and work from PostgreSQL 13 on.
 """
@@ -31,7 +31,7 @@ from harvester.outbox.overview import HEAD_ROWS, KeySkew, read_skew
 from harvester.outbox.schema import read_facts
 from harvester.outbox.tables import OutboxTable
 
-# What RESET would give: our session has set some of these for itself.
+# The values after RESET: our session has set some of these for itself.
 SETTINGS = "SELECT name, coalesce(reset_val, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"
 WANTED_SETTINGS = (
     "autovacuum", "track_counts", "autovacuum_vacuum_threshold", "autovacuum_vacuum_scale_factor", "fsync",
@@ -39,11 +39,12 @@ WANTED_SETTINGS = (
     "idle_in_transaction_session_timeout", "max_prepared_transactions",
 )  # fmt: skip
 
-# The view's own rule for who may see what other roles do.
+# The view's own rule for who may see other roles' activity.
 SEES_ALL = "SELECT pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
 
 # A role that does not see everything sees only user and database of other roles' sessions, with NULL as their type: all
-# that have both are counted then. That may count a parallel worker, but never takes a full server for an empty one.
+# sessions that have both are counted then. That may count a parallel worker, but never mistakes a full server for an
+# empty one.
 CONNECTIONS = """
 WITH sessions AS (
     SELECT datid, usesysid FROM pg_catalog.pg_stat_activity
@@ -70,9 +71,10 @@ FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_stat_user_tables s ON s.relid
 WHERE c.oid = %s
 """
 
-# Whatever has a snapshot of this database; sessions of the standbys' walreceivers with hot_standby_feedback; slots
-# that hold rows of tables (catalog_xmin holds the catalog's only); prepared transactions. And whoever has written to
-# the outbox for long: its ids are open (P10). Since when others have written is NULL for whoever does not see all.
+# Everything with a snapshot of this database; walreceiver sessions of standbys with hot_standby_feedback; slots that
+# hold back rows of tables (catalog_xmin only holds the catalog's); prepared transactions. Also sessions that wrote to
+# the outbox long ago and are still open: their ids are open (P10). Since when others have written is NULL for a role
+# that does not see everything.
 HOLDERS = """
 SELECT 'transaction', format('%%s (pid %%s, %%s)', coalesce(nullif(application_name, ''), usename), pid, state),
        extract(epoch FROM clock_timestamp() - xact_start)::float8
@@ -107,7 +109,7 @@ WHERE i.indrelid = %s
 ORDER BY c.relname
 """
 
-# to_regclass, then privileges: neither fails for a table that is missing.
+# to_regclass, then privileges: neither fails for a missing table.
 BESIDE = """
 SELECT to_regclass($1) IS NOT NULL,
        CASE WHEN to_regclass($2) IS NULL THEN 'missing'
@@ -124,7 +126,7 @@ _CLOCK_LOOKS = 5
 
 
 def read_database(config: Config) -> DatabaseFacts:
-    """Everything that this role may see; `unread` names what is denied. Raises DatabaseUnavailable."""
+    """Everything that this role may see; `unread` lists what is denied. Raises DatabaseUnavailable."""
     with (
         closing(connect(config.dsn, application_name=_APPLICATION)) as connection,
         database_errors("look at the database"),
@@ -167,7 +169,7 @@ def _read(config: Config, connection: Connection) -> DatabaseFacts:
         standbys=part("standbys", lambda: int(fetch_row(connection, STANDBYS)[0]), 0),
         skew=part("keys", lambda: _skew(connection, placed, facts), None),
         topics=part("topics", lambda: _topics(connection, placed, facts), ()),
-        # Last: it opens sessions of its own, which would be counted above as long as they are leaving.
+        # Last: it opens sessions, which would be counted above while they are closing.
         pooling=part("pooling", lambda: _pooling(connection, config.dsn), Pooling.NONE),
         unread=unread,
     )

@@ -1,4 +1,6 @@
-"""Examines this machine, PostgreSQL and Kafka: collects what can be read, judges it, and goes on without a server."""
+"""Examines this machine, PostgreSQL and Kafka: reads what it can, judges it, and continues if a server is
+unavailable.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ T = TypeVar("T")
 def examine(config: Config, *, probe: bool = False, progress: Progress = lambda _: None) -> DoctorReport:
     """All findings about this machine, the database and the cluster of `config`. Changes nothing without `probe`.
 
-    `probe`: let the brokers stamp a record of a topic that is created for it and deleted again, to see their clock; and
-    put a small object, `doctor/probe`, into the store of large values.
+    `probe`: let the brokers timestamp a record of a temporary topic, to read their clock; and write a small object,
+    `doctor/probe`, to the store of large values.
     """
     found = [_configuration(config), *judge_host(read_host(), config)]
 
@@ -42,15 +44,15 @@ def examine(config: Config, *, probe: bool = False, progress: Progress = lambda 
             found.append(skipped(inside, f"cannot be examined without {server}"))
             return None
 
-    progress("looking at PostgreSQL")
-    hint = "see whether the server runs, or correct data_source"
+    progress("checking PostgreSQL")
+    hint = "check that the server is running, or correct data_source"
     database = read("database", "outbox", lambda: read_database(config), hint)
     if database is not None:
         found += judge_database(database, config)
         found += judge_vacuum(database, config)
-    progress("looking at Kafka")
+    progress("checking Kafka")
     in_rows = database.topics if database is not None else ()
-    hint = "check that the brokers run and that bootstrap.servers and the security options are right"
+    hint = "check that the brokers are running and that bootstrap.servers and the security options are right"
     kafka = read("kafka", "topics", lambda: read_kafka(config, topics_of(config, in_rows)), hint)
     if kafka is not None:
         found += judge_kafka(kafka, config)
@@ -60,16 +62,16 @@ def examine(config: Config, *, probe: bool = False, progress: Progress = lambda 
         matters = "latencies and the age of the backlog are computed from both"
         found.append(judge_clock("clock.database", "PostgreSQL's", database.clock, matters))
     if config.oversize.store_settings is not None:
-        progress("looking at the store of large values" if probe else "")
+        progress("checking the store of large values" if probe else "")
         found.append(_store(config.oversize.store_settings, probe=probe))
     if kafka is not None:
-        progress("looking at the brokers' clock" if probe else "")
+        progress("checking the brokers' clock" if probe else "")
         found.append(_broker_clock(config, probe=probe))
     return DoctorReport(tuple(found))
 
 
 def read_host() -> HostFacts:
-    """What the harvester's processes would be given here."""
+    """The resources that the harvester's processes would have here."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     libpq = psycopg.pq.version()
     return HostFacts(
@@ -92,7 +94,7 @@ def _configuration(config: Config) -> CheckResult:
 def _store(settings: StoreSettings, *, probe: bool) -> CheckResult:
     check, said = "oversize.store", b"put here by `harvester doctor --probe`\n"
     if not probe:
-        return skipped(check, f"{settings.url} was not tried: that writes an object", "run doctor with --probe")
+        return skipped(check, f"{settings.url} was not tested: that writes an object", "run doctor with --probe")
     try:
         store = open_store(settings)
         store.put("doctor/probe", said)
@@ -100,7 +102,9 @@ def _store(settings: StoreSettings, *, probe: bool) -> CheckResult:
     except HarvesterError as error:
         return problem(check, error.message, error.hint or "correct oversize.store")
     if got != said:
-        return problem(check, f"{settings.url} gives back another object than was put", "see what else writes there")
+        return problem(
+            check, f"{settings.url} returns a different object from the one written", "check what else writes there"
+        )
     return ok(check, f"{settings.url} can be written and read")
 
 
@@ -108,7 +112,7 @@ def _broker_clock(config: Config, *, probe: bool) -> CheckResult:
     check = "clock.kafka"
     if not probe:
         return skipped(
-            check, "the brokers' clock was not read: that takes a temporary topic", "run doctor with --probe"
+            check, "the brokers' clock was not read: that requires a temporary topic", "run doctor with --probe"
         )
     try:
         clock = probe_clock(config)

@@ -1,6 +1,6 @@
-"""Holds what the doctor collects (facts), what a check concludes (findings), and the report of all findings.
+"""The facts that the doctor collects, the conclusions of its checks (findings), and the report of all findings.
 
-None stands for what could not be read; `unread` says why, by the name of the part.
+None stands for what could not be read; `unread` has the reasons, by the name of the part.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from harvester.outbox.overview import KeySkew
 
 
 class Pooling(Enum):
-    """Whether a pooler stands between us and the server, told from the pids of two sessions at once."""
+    """Whether there is a pooler between us and the server, according to the pids of two simultaneous sessions."""
 
     NONE = "none"
-    SESSION = "session"  # a pooler that has kept a server session for each of ours so far
-    TRANSACTION = "transaction"  # both of ours were served by one server session
+    SESSION = "session"  # a pooler that has so far kept a server session for each of ours
+    TRANSACTION = "transaction"  # one server session served both of ours
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Another clock minus ours. The truth lies within `offset_s` ± `uncertainty_s` (half a round trip)."""
+    """Another clock minus ours. The true value is within `offset_s` ± `uncertainty_s` (half a round trip)."""
 
     offset_s: float
     uncertainty_s: float
@@ -44,7 +44,7 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Sessions of the whole server, of this role and of this database. A limit of -1 is none."""
+    """Sessions of the whole server, of this role and of this database. A limit of -1 means none."""
 
     used: int
     most: int
@@ -57,7 +57,7 @@ class Connections:
 
 @dataclass(frozen=True, slots=True)
 class Vacuum:
-    """The outbox as autovacuum sees it. `options`: storage parameters of the table; `idle_s` since it was last done."""
+    """The outbox as seen by autovacuum. `options`: storage parameters of the table; `idle_s` since the last vacuum."""
 
     live: float
     dead: int
@@ -67,7 +67,7 @@ class Vacuum:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Something that keeps deleted rows from being removed, or ids from being accounted for.
+    """Something that prevents deleted rows from being removed, or ids from being accounted for.
 
     `kind`: transaction, writer (has written to the outbox), prepared, slot, standby.
     """
@@ -88,26 +88,26 @@ class Index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFacts:
-    """One look at PostgreSQL. `settings` as `RESET` would make them, so without what our own session has set."""
+    """The state of PostgreSQL at one moment. `settings` as after `RESET`, without what our own session has set."""
 
     version: int  # as in server_version_num
     settings: Mapping[str, str]
     pooling: Pooling
     clock: Clock
-    sees_all: bool  # may see what other roles' sessions do
-    identity_known: bool  # may ask which server it is (P9)
+    sees_all: bool  # may see the activity of other roles' sessions
+    identity_known: bool  # may identify the server (P9)
     catalog: catalog.Facts
     schema_version: int | None  # None: no term row
-    owner: Owner = ANYONE  # as the term row says
-    lease: bool = False  # the table of leases is there
-    archive: str | None = None  # "missing", "denied", "ready"; None when the configuration asks for none
-    notices: bool | None = None  # may insert notices; None when the configuration asks for none
+    owner: Owner = ANYONE  # according to the term row
+    lease: bool = False  # the table of leases exists
+    archive: str | None = None  # "missing", "denied", "ready"; None if not configured
+    notices: bool | None = None  # may insert notices; None if not configured
     connections: Connections | None = None
     vacuum: Vacuum | None = None
     holders: tuple[Holder, ...] | None = None
     indexes: tuple[Index, ...] = ()
     standbys: int = 0
-    topics: tuple[str, ...] = ()  # that rows at the head name
+    topics: tuple[str, ...] = ()  # of the rows at the head
     skew: KeySkew | None = None  # None: no row has a key
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -123,7 +123,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """`settings` None: may not be read. `operations` None: the broker did not say what we may do."""
+    """`settings` None: may not be read. `operations` None: the broker did not report our permissions."""
 
     name: str
     partitions: tuple[PartitionFacts, ...]
@@ -132,13 +132,13 @@ class TopicFacts:
 
     @property
     def replication(self) -> int:
-        """Of the partition that has the fewest."""
+        """That of the partition with the fewest."""
         return min((len(partition.replicas) for partition in self.partitions), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """The leader group; `operations` as for a topic."""
+    """The leader group; `operations` as in TopicFacts."""
 
     state: str
     members: int
@@ -147,7 +147,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kafka:
-    """One look at the cluster. `topics` holds those that were asked for and exist."""
+    """The state of the cluster at one moment. `topics` contains those requested that exist."""
 
     brokers: int
     cluster: str | None = None  # its id
@@ -159,18 +159,18 @@ class Kafka:
 
 
 class CheckLevel(StrEnum):
-    """How bad it is. A warning costs speed, convenience or a margin; a problem stops the relay or risks records."""
+    """The severity. A warning costs speed, convenience or a margin; a problem stops the relay or risks records."""
 
     OK = "ok"
     SKIPPED = "skipped"
-    """Not examined: nobody asked for it, a server cannot be reached, or the role may not see it."""
+    """Not examined: not requested, a server is unavailable, or the role may not see it."""
     WARNING = "warning"
     PROBLEM = "problem"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """`check` is a stable name (`database.version`); `found` is the state, `advice` what to do about it."""
+    """`check` is a stable name (`database.version`); `found` is the state, `advice` the remedy."""
 
     check: str
     level: CheckLevel
@@ -180,13 +180,13 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """All findings, in the order in which a reader wants them: the machine, the database, Kafka, the clocks."""
+    """All findings, in reading order: the machine, the database, Kafka, the clocks."""
 
     findings: tuple[CheckResult, ...]
 
     @property
     def ok(self) -> bool:
-        """No problem. Warnings do not count."""
+        """Whether there is no problem. Warnings do not count."""
         return not self.of(CheckLevel.PROBLEM)
 
     def of(self, level: CheckLevel) -> list[CheckResult]:
@@ -194,7 +194,7 @@ class DoctorReport:
         return [finding for finding in self.findings if finding.level is level]
 
     def as_json(self) -> dict[str, Any]:
-        """A public interface."""
+        """The report as JSON values; a public interface."""
         return {
             "ok": self.ok,
             "counts": {level.value: len(self.of(level)) for level in CheckLevel},
@@ -213,7 +213,7 @@ def skipped(check: str, found: str, advice: str | None = None) -> CheckResult:
 
 
 def warning(check: str, found: str, advice: str) -> CheckResult:
-    """Works, at a price."""
+    """Works, at a cost."""
     return CheckResult(check, CheckLevel.WARNING, found, advice)
 
 

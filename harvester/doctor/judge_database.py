@@ -1,7 +1,7 @@
 """Judges PostgreSQL: its settings, the tables, and whether deleted rows are removed (pure).
 
-A relay deletes every row that it is given. Whoever reads the table from its head, as a new leader does, reads past all
-rows that are deleted and not yet removed; hence the checks of autovacuum's settings and of what holds it back.
+A relay deletes every row that it is given. Reading the table from its head, as a new leader does, means reading past
+all rows that are deleted but not removed yet; hence the checks of autovacuum's settings and of what holds it back.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from harvester.outbox.sql import ddl
 LONG_S = 300.0
 TESTED_VERSION = 150000
 _MANY_DEAD = 100_000
-_BEHIND = 10  # times the rows at which autovacuum would begin
+_BEHIND = 10  # times the number of rows at which autovacuum begins
 _WITHOUT_S = 600.0
 _OFF = ("off", "false", "no", "0")
-_SESSIONS = 2  # the mark loop's, and one that reads the backlog while somebody asks for the status
-# What keeps deleted rows, by kind of holder: what it does, and what to do about it.
+_SESSIONS = 2  # the mark loop's, and one that reads the backlog while someone watches the status
+# What keeps deleted rows, by kind of holder: the effect, and the remedy.
 _HOLDERS = {
     "transaction": (
         "transactions with an old snapshot keep deleted rows",
-        "end them (pg_terminate_backend), and set idle_in_transaction_session_timeout against forgotten ones",
+        "end them (pg_terminate_backend), and set idle_in_transaction_session_timeout to end abandoned ones",
     ),
     "writer": (
         "transactions that have written to the outbox are still open: the leader keeps looking for their ids",
@@ -49,7 +49,7 @@ _HOLDERS = {
     ),
     "prepared": (
         "prepared transactions keep deleted rows, and hold back their own records",
-        "COMMIT PREPARED or ROLLBACK PREPARED them; pg_prepared_xacts names who prepared them",
+        "COMMIT PREPARED or ROLLBACK PREPARED them; pg_prepared_xacts shows who prepared them",
     ),
     "slot": (
         "unused replication slots keep deleted rows",
@@ -59,7 +59,7 @@ _HOLDERS = {
 
 
 def judge_database(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
-    """Everything but vacuum and the clock."""
+    """Everything except vacuum and the clock."""
     yield _version(database)
     yield _pooling(database)
     yield from _durability(database, config)
@@ -71,7 +71,7 @@ def judge_database(database: DatabaseFacts, config: Config) -> Iterator[CheckRes
     if not database.identity_known:
         yield warning(
             "database.identity",
-            "this role may not ask which server it is, so a failover shows only if the term goes back",
+            "this role may not identify the server, so a failover is noticed only if the term goes back",
             f"GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO {database.catalog.user}",
         )
     for part, why in database.unread.items():
@@ -102,7 +102,7 @@ def judge_owner(database: DatabaseFacts, kafka: Kafka | None, config: Config) ->
         return
     if theirs.excludes(ours):
         advice = "set the right leader_group_id and cluster; or stop those harvesters and run `harvester move`"
-        yield problem("outbox.group", f"the outbox belongs to {theirs}, the configuration names {ours}", advice)
+        yield problem("outbox.group", f"the outbox belongs to {theirs}, but the configuration has {ours}", advice)
     elif theirs.group is None:
         yield ok("outbox.group", "no leader group has led here yet")
     else:
@@ -126,7 +126,7 @@ def _dead_rows(settings: Mapping[str, str], vacuum: Vacuum) -> CheckResult:
     text = f"{vacuum.dead:,} dead rows, {since}"
     behind = vacuum.dead > max(_BEHIND * _begins(settings, vacuum), _MANY_DEAD)
     if behind and (vacuum.idle_s is None or vacuum.idle_s > _WITHOUT_S):
-        advice = "see what holds vacuum back (below), or run VACUUM; with much traffic lower autovacuum_naptime"
+        advice = "check what holds vacuum back (below), or run VACUUM; with heavy traffic, lower autovacuum_naptime"
         return warning("vacuum.dead_rows", text, advice)
     return ok("vacuum.dead_rows", text)
 
@@ -139,7 +139,7 @@ def _begins(settings: Mapping[str, str], vacuum: Vacuum) -> float:
 
 
 def _holders(holders: Sequence[Holder]) -> Iterator[CheckResult]:
-    # One without an age holds rows for as long as it exists.
+    # A holder without an age holds rows for as long as it exists.
     old = [holder for holder in holders if holder.age_s is None or holder.age_s > LONG_S]
     for kind, (what, advice) in _HOLDERS.items():
         names = [
@@ -152,7 +152,7 @@ def _holders(holders: Sequence[Holder]) -> Iterator[CheckResult]:
 
 
 def sessions_needed(config: Config) -> int:
-    """Sessions of one harvester: one for each shard, the leader's, one for figures, one for the archive."""
+    """Sessions of one harvester: one per shard, the leader's, one for statistics, one for the archive."""
     return config.limits.shards + _SESSIONS + (config.archive != "off")
 
 
@@ -174,17 +174,17 @@ def _pooling(database: DatabaseFacts) -> CheckResult:
                 check,
                 "two sessions were served by one backend: there is a pooler in transaction (or statement) mode",
                 "point data_source at PostgreSQL itself, or at a pool in session mode: the harvester keeps settings,"
-                " prepared statements and LISTEN in its sessions, and ends those of a leader before it by their pid."
+                " prepared statements and LISTEN in its sessions, and ends those of its predecessor by pid."
                 " Applications that write may stay behind the pooler",
             )
         case Pooling.SESSION:
             return warning(
                 check,
                 "there is a pooler; it keeps a backend for each session",
-                "make sure that it stays in session mode, or give the harvester a direct address",
+                "make sure that it stays in session mode, or connect the harvester directly",
             )
         case Pooling.NONE:
-            return ok(check, "sessions go to the server itself")
+            return ok(check, "sessions connect to the server directly")
 
 
 def _durability(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
@@ -203,14 +203,14 @@ def _durability(database: DatabaseFacts, config: Config) -> Iterator[CheckResult
             "database.synchronous_commit",
             f"synchronous_commit is {commit} by default: {lost} can lose transactions whose commit was confirmed to"
             " writers, together with their records. The harvester's own sessions use on",
-            "set it to on for the roles that write, if their commits must last",
+            "set it to on for the writing roles, if their commits must be durable",
         )
     elif not off:
         yield ok("database.durability", f"fsync is on, synchronous_commit is {commit}")
     if config.delivery == "exactly-once" and database.standbys and not settings.get("synchronous_standby_names"):
         yield warning(
             "database.failover",
-            f"{database.standbys} standbys follow asynchronously: a failover can lose commits, and repeats more,"
+            f"{database.standbys} standbys replicate asynchronously: a failover can lose commits, and repeats more,"
             " even exactly-once",
             "set synchronous_standby_names, so that a commit waits for a standby",
         )
@@ -221,21 +221,21 @@ def _schema(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
     try:
         shape = outbox_shape(table, database.catalog)
         sequence, check = database.catalog.sequence, "outbox.tables"
-        assert sequence is not None  # outbox_shape refuses a table without
+        assert sequence is not None  # outbox_shape rejects a table without
         yield ok("outbox.ids", f"{shape.id_type} ids from {sequence.name}, CACHE {sequence.cache}, no CYCLE")
         check_companions(table, database.catalog, shape)
     except SchemaError as error:
         yield problem(check, error.message, error.hint or INIT_HINT)
         return
-    yield ok("outbox.tables", f"{table} and the tables beside it fit, and this role may relay")
+    yield ok("outbox.tables", f"{table} and its companion tables fit, and this role may relay")
     known, found, check = ddl.schema_version(), database.schema_version, "outbox.version"
     if found is None:
         yield problem(check, f"{table.term} has no row", INIT_HINT)
     elif found < known:
-        yield problem(check, f"the schema has version {found}, this harvester needs {known}", INIT_HINT)
+        yield problem(check, f"the schema has version {found}, but this harvester needs {known}", INIT_HINT)
     elif found > known:
         advice = "use a newer harvester: one has migrated the database"
-        yield problem(check, f"the schema has version {found}, this harvester knows {known}", advice)
+        yield problem(check, f"the schema has version {found}, but this harvester only supports {known}", advice)
     else:
         yield ok(check, f"schema version {found}")
 
@@ -253,9 +253,9 @@ def _beside(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
             grant = f"let the owner run: GRANT INSERT ON {table.archive} TO {database.catalog.user}"
             yield problem("outbox.archive", f"this role may not insert into {table.archive}", grant)
         case "ready":
-            yield ok("outbox.archive", f"{table.archive} is there")
+            yield ok("outbox.archive", f"{table.archive} exists")
     if database.notices is False:
-        advice = "`harvester grants` prints what the role needs; quarantine waits until it has it"
+        advice = "`harvester grants` prints what the role needs; quarantining waits until it has it"
         yield problem("outbox.notices", f"this role may not insert notices into {table}", advice)
 
 
@@ -267,7 +267,7 @@ def _indexes(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
     on_leader = [index.name for index in database.indexes if "leader_id" in index.columns]
     costly = bool(on_leader) and config.marking == "table"
     if costly:
-        advice = "drop it: the harvester reads by id, and each mark must write this index as well"
+        advice = "drop it: the harvester reads by id, and each mark must also write this index"
         yield warning("outbox.indexes", f"indexes with leader_id: {listed(on_leader)}", advice)
     if database.indexes and not invalid and not costly:
         yield ok("outbox.indexes", listed([index.name for index in database.indexes]))
@@ -278,12 +278,12 @@ def _connections(database: DatabaseFacts, config: Config) -> Iterator[CheckResul
         return
     needed = sessions_needed(config)
     free, limit = _free(database.connections)
-    text = f"{free} more sessions are free ({limit}), a harvester needs {needed}"
+    text = f"{free} more sessions are free ({limit}), but a harvester needs {needed}"
     if free >= needed:
         yield ok("database.connections", text)
     else:
-        # Those of a harvester that runs already are among the used ones.
-        advice = f"unless a harvester of this outbox runs already: raise {limit}, or lower limits.shards"
+        # Sessions of a harvester that is already running are among the used ones.
+        advice = f"unless a harvester of this outbox is already running: raise {limit}, or lower limits.shards"
         yield warning("database.connections", text, advice)
 
 
@@ -300,11 +300,11 @@ def _keys(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
         'with delivery = "exactly-once" many records of one key are under way at a time: 94,000/s of a single key'
         " instead of 1,200. Consumers then need isolation.level=read_committed"
     )
-    yield warning(check, f"few keys carry the backlog: {text}. Each is sent one record at a time", advice)
+    yield warning(check, f"the backlog consists of few keys: {text}. Each is sent one record at a time", advice)
 
 
 def _free(facts: Connections) -> tuple[int, str]:
-    """How many sessions this role may still open, and what bounds them. Our own two are counted as used."""
+    """How many sessions this role may still open, and the limiting setting. Our own two count as used."""
     bounds = [(facts.most - facts.reserved - facts.used, "max_connections")]
     if facts.role_limit >= 0:
         bounds.append((facts.role_limit - facts.role_used, "the role's CONNECTION LIMIT"))

@@ -8,7 +8,7 @@ from harvester.config import Config
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
 from harvester.doctor.facts import CheckResult, Clock, HostFacts, ok, warning
 
-# The supervisor's pipes and pidfds for a shard, and room for its Kafka clients and sessions.
+# The supervisor's pipes and pidfds per shard, and room for its Kafka clients and sessions.
 _FILES, _FILES_PER_SHARD = 64, 8
 _NOTICEABLE_S = 1.0
 
@@ -19,13 +19,13 @@ def judge_host(host: HostFacts, config: Config) -> Iterator[CheckResult]:
     shards, most = config.limits.shards, WORTHWHILE_SHARDS_PER_CORE * host.cores
     text = f"{shards} shards on {host.cores} {'core' if host.cores == 1 else 'cores'}"
     if shards > most:
-        advice = f"set limits.shards to {most} or less: more processes take memory and sessions, and move no more"
-        yield warning("host.shards", f"{text}: more than {WORTHWHILE_SHARDS_PER_CORE} for each core", advice)
+        advice = f"set limits.shards to {most} or less: more processes cost memory and sessions without moving more"
+        yield warning("host.shards", f"{text}: more than {WORTHWHILE_SHARDS_PER_CORE} per core", advice)
     else:
         yield ok("host.shards", text)
     wanted = _FILES + _FILES_PER_SHARD * shards
     if host.open_files is not None and host.open_files < wanted:
-        text = f"a process may open {host.open_files} files, about {wanted} are needed"
+        text = f"a process may open {host.open_files} files, but about {wanted} are needed"
         yield warning("host.open_files", text, "raise the limit: LimitNOFILE= in the unit, or ulimit -n")
     else:
         limit = "no limit" if host.open_files is None else f"{host.open_files} files"
@@ -33,7 +33,7 @@ def judge_host(host: HostFacts, config: Config) -> Iterator[CheckResult]:
 
 
 def judge_clock(check: str, whose: str, clock: Clock, matters: str) -> CheckResult:
-    """No guarantee of the relay depends on clocks that agree; its figures do."""
+    """The relay's guarantees do not depend on synchronised clocks; its measurements do."""
     off, within = abs(clock.offset_s), _ms(clock.uncertainty_s)
     if off <= clock.uncertainty_s:
         return ok(check, f"{whose} clock agrees with this machine's within {within}")

@@ -19,12 +19,12 @@ _NEEDED = {
     "record": ("WRITE", "DESCRIBE"),
 }
 _SIZE_BYTES = 1_048_588  # the brokers' default
-_BATCH_BYTES = 1_000_000  # librdkafka's, of batch.size
+_BATCH_BYTES = 1_000_000  # librdkafka's default of batch.size
 _RESERVED = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 
 
 def judge_kafka(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
-    """Brokers, version, bounds of sessions and transactions, rights on the group."""
+    """Brokers, version, limits of sessions and transactions, permissions on the group."""
     yield _brokers(kafka)
     if kafka.settings is None:
         why = kafka.unread.get("broker's settings", "no answer")
@@ -47,7 +47,7 @@ def _brokers(kafka: Kafka) -> CheckResult:
 
 
 def version_of(settings: Mapping[str, str] | None) -> str:
-    """What brokers before 4.0 tell of their version; later ones have no such setting."""
+    """What brokers before 4.0 reveal of their version; later ones have no such setting."""
     if settings is None:
         return "of an unknown version"
     told = settings.get("inter.broker.protocol.version")
@@ -61,8 +61,8 @@ def _session(settings: Mapping[str, str], config: Config) -> CheckResult:
     if not low <= ours <= high:
         return problem(
             "kafka.session_timeout",
-            f"limits.session_timeout is {ours} ms, the brokers permit {low} to {high} ms: no harvester can join",
-            "choose one within, or change group.min/max.session.timeout.ms of the brokers",
+            f"limits.session_timeout is {ours} ms, but the brokers permit {low} to {high} ms: no harvester can join",
+            "choose a permitted value, or change the brokers' group.min/max.session.timeout.ms",
         )
     return ok("kafka.session_timeout", f"{ours} ms is within what the brokers permit ({low} to {high} ms)")
 
@@ -74,20 +74,20 @@ def _transactions(kafka: Kafka, settings: Mapping[str, str], config: Config) -> 
     copies = int(settings.get("transaction.state.log.replication.factor", 0))
     single = copies == 1 or int(settings.get("transaction.state.log.min.isr", 2)) < 2
     if ours > most:
-        advice = "raise transaction.max.timeout.ms of the brokers, or lower delivery.timeout.ms"
-        yield problem(check, f"transactions may take {ours} ms, the brokers permit {most} ms", advice)
+        advice = "raise the brokers' transaction.max.timeout.ms, or lower delivery.timeout.ms"
+        yield problem(check, f"transactions may take {ours} ms, but the brokers permit {most} ms", advice)
     if copies > kafka.brokers:
         yield problem(
             check,
-            f"the transaction state log wants {copies} copies, there are {kafka.brokers} brokers: no transaction can"
-            " begin",
+            f"the transaction state log needs {copies} copies, but there are {kafka.brokers} brokers: no transaction"
+            " can begin",
             "start the missing brokers, or lower transaction.state.log.replication.factor",
         )
     elif single:
         advice = "set transaction.state.log.replication.factor 3 and transaction.state.log.min.isr 2"
         yield warning(check, "the record of what was committed is on one broker's disk", advice)
     elif ours <= most:
-        yield ok(check, f"transactions of {ours} ms are permitted, their log has {copies} copies")
+        yield ok(check, f"transactions of {ours} ms are permitted; their log has {copies} copies")
 
 
 def _group(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
@@ -99,9 +99,9 @@ def _group(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
         advice = f"allow this user {', '.join(lacks)} on the group"
         yield problem("kafka.group", f"this user may not {', '.join(lacks)} the group {name!r}", advice)
     elif not group.members:
-        yield ok("kafka.group", f"the group {name!r} has no members: no harvester runs")
+        yield ok("kafka.group", f"the group {name!r} has no members: no harvester is running")
     else:
-        count = f"{group.members} {'harvester runs' if group.members == 1 else 'harvesters run'}"
+        count = f"{group.members} {'harvester is running' if group.members == 1 else 'harvesters are running'}"
         yield ok("kafka.group", f"{count} in the group {name!r} ({group.state})")
 
 
@@ -116,7 +116,7 @@ def topics_of(config: Config, in_rows: Sequence[str]) -> list[str]:
 
 
 def judge_topics(kafka: Kafka, config: Config, in_rows: Sequence[str]) -> Iterator[CheckResult]:
-    """The leader topic, the progress topic, the notices', and those that waiting rows name."""
+    """The leader topic, the progress topic, the notices' topic, and those of waiting rows."""
     yield from _leader_topic(kafka, config)
     if config.delivery == "exactly-once":
         yield from _progress_topic(kafka, config)
@@ -124,15 +124,15 @@ def judge_topics(kafka: Kafka, config: Config, in_rows: Sequence[str]) -> Iterat
     others = [name for name in topics_of(config, in_rows) if name not in own]
     missing = [name for name in others if name not in kafka.topics]
     if missing:
-        text = f"topics that rows or the configuration name do not exist, or may not be seen: {listed(missing)}"
+        text = f"topics named in rows or in the configuration do not exist, or may not be seen: {listed(missing)}"
         if (kafka.settings or {}).get("auto.create.topics.enable") == "true":
             advice = (
-                "create them with the partitions and copies that you want, before the broker auto-creates them with its"
-                " defaults"
+                "create them with the partitions and replicas that you want, before the broker auto-creates them with"
+                " its defaults"
             )
             yield warning("topics.missing", text, advice)
         else:
-            advice = "create them: until then their records are quarantined (or what poison.policy says)"
+            advice = "create them: until then their records are quarantined (or as set by poison.policy)"
             yield problem("topics.missing", text, advice)
     for name in others:
         if name in kafka.topics:
@@ -151,32 +151,32 @@ def _leader_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
     if topic.name in _RESERVED:
         yield problem(
             check,
-            f"{topic.name} is Kafka's own: it accepts no heartbeat, so nobody can lead",
-            f"name another leader_topic; unless set, it is {config.leader_group_id}{LEADER_TOPIC_SUFFIX}",
+            f"{topic.name} is reserved by Kafka: it accepts no heartbeats, so nobody can lead",
+            f"set another leader_topic; the default is {config.leader_group_id}{LEADER_TOPIC_SUFFIX}",
         )
         return
     if int(settings.get("max.message.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
         yield problem(
             check,
-            f"{topic.name} has max.message.bytes={settings['max.message.bytes']}: too little for some heartbeats, so"
+            f"{topic.name} has max.message.bytes={settings['max.message.bytes']}: too small for some heartbeats, so"
             " nobody may be able to lead",
             f"raise it to {LEAST_MESSAGE_BYTES} or more",
         )
     if settings.get("cleanup.policy", "delete") != "delete":
         yield problem(
             check,
-            f"{topic.name} has cleanup.policy={settings['cleanup.policy']}: it accepts no heartbeat, since heartbeats"
+            f"{topic.name} has cleanup.policy={settings['cleanup.policy']}: it accepts no heartbeats, since they"
             " have no keys, so nobody can lead",
-            "set it to delete, or name another leader_topic",
+            "set it to delete, or set another leader_topic",
         )
     if len(topic.partitions) > 1:
         yield warning(
             check,
-            f"{topic.name} has {len(topic.partitions)} partitions: a member that joins may take partition 0, and"
+            f"{topic.name} has {len(topic.partitions)} partitions: a joining member may take partition 0, and with it"
             " leadership, from another",
-            "name another leader_topic, of one partition",
+            "set another leader_topic, with one partition",
         )
-    # Heartbeats are worth nothing once they are read: copies matter only while somebody is to lead.
+    # Heartbeats are worthless once they are read: replicas matter only when someone is about to lead.
     yield from _topic(topic, kafka, "leader", check, kept=False)
 
 
@@ -194,7 +194,7 @@ def _progress_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
     size = int(settings.get("max.message.bytes", _SIZE_BYTES))
     names, wanted = most_ids(size), config.limits.max_in_flight_records
     if size < LEAST_RECORD_BYTES:
-        text = f"{topic.name} has max.message.bytes={size}: too little for a progress record"
+        text = f"{topic.name} has max.message.bytes={size}: too small for a progress record"
         yield problem(check, text, f"{alter} max.message.bytes={_SIZE_BYTES}")
     elif names < wanted:
         text = (
@@ -206,23 +206,23 @@ def _progress_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
 
 
 def _sizes(topic: TopicFacts, config: Config, check: str) -> Iterator[CheckResult]:
-    """Compares the topic's limit with what the client sends: too large for the topic, or less than it would take."""
+    """Compares the topic's limit with what the client sends: too large for the topic, or less than it would accept."""
     limit = int((topic.settings or {}).get("max.message.bytes", _SIZE_BYTES))
     has, most = f"{topic.name} has max.message.bytes={limit}", max(1, limit - AROUND_A_RECORD)
     given = get(config.producer_options(), "batch.size") or ""
-    batch = int(given) if given.isdecimal() else _BATCH_BYTES  # what is no number is reported apart
+    batch = int(given) if given.isdecimal() else _BATCH_BYTES  # a value that is not a number is reported separately
     client = config.message_max_bytes
     puts_away = config.oversize.policy == "claim-check"
     sent = config.oversize.above if puts_away and config.oversize.above else config.largest_record_bytes
     if sent > most:
-        text = f"{has}: records of {most} to {sent} bytes are sent there and refused, unless compressed to less"
+        text = f"{has}: records of {most} to {sent} bytes are sent and refused, unless compressed to less"
         option = "oversize.above" if puts_away else "message.max.bytes in producer_kafka_config"
         yield warning(check, text, f"raise it to {client}, or lower {option} to {most if puts_away else limit}")
     elif min(client, batch) > limit:
-        text = f"{has}: batches of up to {min(client, batch)} bytes are refused there, and sent again in parts"
+        text = f"{has}: batches of up to {min(client, batch)} bytes are refused, and sent again in parts"
         yield warning(check, text, f"raise it to {client}, or set batch.size={limit} in producer_kafka_config")
     elif limit > max(client, _SIZE_BYTES) and not puts_away:
-        text = f"{has}, and the client refuses what is above its message.max.bytes={client}"
+        text = f"{has}, but the client refuses what exceeds its message.max.bytes={client}"
         yield warning(check, text, f"set message.max.bytes={limit} in producer_kafka_config")
 
 
@@ -245,14 +245,14 @@ def _rights(topic: TopicFacts, use: str, check: str) -> Iterator[CheckResult]:
 
 
 def _state(topic: TopicFacts, check: str) -> Iterator[CheckResult]:
-    """How the partitions stand at this moment."""
+    """The current state of the partitions."""
 
     def numbers(which: Sequence[int]) -> str:
         return listed([str(number) for number in which])
 
     least = int((topic.settings or {}).get("min.insync.replicas", 1))
     leaderless = [number for number, each in enumerate(topic.partitions) if each.leader < 0]
-    # Where the factor itself is too low, that is what is said.
+    # If the replication factor itself is too low, only that is reported.
     short = [
         number
         for number, each in enumerate(topic.partitions)
@@ -267,24 +267,24 @@ def _state(topic: TopicFacts, check: str) -> Iterator[CheckResult]:
         yield problem(check, text, "bring the brokers back: until then nothing can be written there")
     elif lagging and not leaderless:
         text = f"{topic.name}: partitions with copies that lag behind: {numbers(lagging)}"
-        yield warning(check, text, "see whether a broker is down or slow")
+        yield warning(check, text, "check whether a broker is down or slow")
 
 
 def _copies(topic: TopicFacts, kafka: Kafka, check: str) -> Iterator[CheckResult]:
-    """What a broker's loss would cost."""
+    """The cost of losing a broker."""
     copies, settings = topic.replication, topic.settings
     if settings is None:
         return
     least = int(settings.get("min.insync.replicas", 1))
     if least > copies:
-        text = f"{topic.name}: min.insync.replicas is {least}, there are {copies} copies: nothing can be written"
+        text = f"{topic.name}: min.insync.replicas is {least}, but there are {copies} copies: nothing can be written"
         yield problem(check, text, f"lower it to {max(copies - 1, 1)}, or add replicas")
     elif copies == 1:
-        more = "" if kafka.brokers > 1 else "; that takes more brokers"
-        text = f"{topic.name}: one copy: records are lost with its broker's disk"
+        more = "" if kafka.brokers > 1 else "; that requires more brokers"
+        text = f"{topic.name}: a single copy: records are lost with its broker's disk"
         yield warning(check, text, f"give it three copies, and min.insync.replicas 2{more}")
     elif least == 1:
-        text = f"{topic.name}: min.insync.replicas is 1: an acknowledged record may be on one broker only"
+        text = f"{topic.name}: min.insync.replicas is 1: an acknowledged record may be on a single broker"
         yield warning(check, text, "set it to 2")
     elif least == copies:
         text = f"{topic.name}: min.insync.replicas is {least} of {copies} copies: losing one broker stops its records"

@@ -1,4 +1,4 @@
-"""Reads what the doctor judges of Kafka, by an admin client; for `--probe` also by a producer."""
+"""Reads what the doctor needs to know about Kafka, with an admin client; for `--probe` also with a producer."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _FAILURES = (KafkaException, FutureTimeoutError, TimeoutError)
 
 
 def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
-    """What this user may see of the cluster, of those of `topics` that exist, and of the leader group.
+    """What this user may see of the cluster, of those `topics` that exist, and of the leader group.
 
-    Raises BrokerUnavailable, with the reason of a refusal where the client knows one.
+    Raises BrokerUnavailable, with the reason for a refusal if the client knows one.
     """
     client, refusals = admin_client(config.common_options())
     nothing: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
             return otherwise
 
     try:
-        metadata = client.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name could create it
+        metadata = client.list_topics(timeout=_TIMEOUT_S)  # of all topics: requesting one by name could create it
     except KafkaException as error:
         client.poll(0)
         reason = refusals[-1] if refusals else _text(error)
@@ -82,9 +82,9 @@ def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
 
 
 def probe_clock(config: Config) -> Clock:
-    """The brokers' clock, by which a record of a topic made for it was appended; the topic is deleted again.
+    """The brokers' clock, from the timestamp of a record in a temporary topic, which is deleted again.
 
-    Raises BrokerError. The first record waits for the topic, so the quickest of several counts.
+    Raises BrokerError. The first record waits for the topic, so the fastest of several counts.
     """
     topic = f"harvester-doctor-{uuid.uuid4().hex[:8]}"
     client, _ = admin_client(config.common_options())
@@ -111,14 +111,14 @@ def _probe(config: Config, topic: str) -> Clock:
             if error is not None:
                 errors.append(error)
             else:
-                # Milliseconds, cut off: half of one is unknown.
+                # Truncated to milliseconds: half of one is unknown.
                 theirs = message.timestamp()[1] / 1000 + 0.0005
                 looks.append(Clock(theirs - (before + after) / 2, (after - before) / 2 + 0.0005))
 
         producer.produce(topic, b"", on_delivery=delivered)
         producer.flush(_TIMEOUT_S)
     if not looks:
-        raise BrokerError(f"the probe failed: {errors[-1].str() if errors else 'no acknowledgement came'}")
+        raise BrokerError(f"the probe failed: {errors[-1].str() if errors else 'no acknowledgement arrived'}")
     return min(looks, key=lambda look: look.uncertainty_s)
 
 
@@ -163,7 +163,7 @@ def _group(client: AdminClient, name: str) -> GroupFacts:
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return GroupFacts("dead", 0, None)
-            # The first question about any group makes the brokers create the topic that groups are kept in.
+            # The first request about any group makes the brokers create the topic for groups.
             if error.args[0].code() not in _NOT_YET or not pause_s:
                 raise
             time.sleep(pause_s)

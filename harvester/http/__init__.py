@@ -1,7 +1,7 @@
 """Serves a harvester's metrics, health, status and status page over HTTP, read-only: the extra `[http]`.
 
-`server` is the server and its router, which the control socket shares; `pages` has the routes and the metrics of a
-harvester, `consumers` the metrics of a coordinated consumer. Only these two need prometheus-client.
+`server` has the server and its router, which the control socket shares; `pages` has a harvester's routes and metrics,
+`consumers` the metrics of a coordinated consumer. Only these two need prometheus-client.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["web_server"]
 
 
 def web_server(listen: str, source: StatusSource, trouble: Trouble, say: Callable[[str], None]) -> WebServer:
-    """The server for `http.listen`, not yet started; `say` gets what is worth a line in the log.
+    """The server for `http.listen`, not started yet; `say` receives what is worth a log line.
 
-    Raises ConfigurationError where its library is not installed.
+    Raises ConfigurationError if its library is not installed.
     """
     if importlib.util.find_spec("prometheus_client") is None:
         problem = Problem("http.listen", "needs prometheus-client, which is not installed", 'or "off"')

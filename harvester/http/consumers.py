@@ -1,11 +1,11 @@
-"""Exposes a coordinated consumer's figures to Prometheus, beside the application's own metrics.
+"""Exposes a coordinated consumer's statistics to Prometheus, together with the application's own metrics.
 
     from prometheus_client import REGISTRY
 
     REGISTRY.register(ConsumerMetrics(consumer))
 
-Counters begin anew with the consumer. Every sample carries its group and client id. Give each of several consumers in
-one process a registry of its own.
+Counters start over with the consumer. Every sample carries its group and client id. Give each of several consumers in
+one process its own registry.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 class ConsumerMetrics(Collector):
-    """Collects the figures of one consumer, from any thread; a closed consumer has no claims and no lag.
+    """Collects the statistics of one consumer, from any thread; a closed consumer has no claims and no lag.
 
-    Of an asynchronous one once it has begun (`async with`).
+    For an asynchronous one, once it has been started (`async with`).
     """
 
     def __init__(self, consumer: CoordinatedConsumer | AsyncCoordinatedConsumer) -> None:
@@ -39,18 +39,18 @@ class ConsumerMetrics(Collector):
         done = self._consumer.statistics()
         held = self._consumer.claims()
         lag = self._consumer.lag()
-        yield self._gauge("claims", "Partitions that it holds.", [((), len(held))])
-        text = "Records behind the last processed one, as of the last fetch, of each partition that it holds."
+        yield self._gauge("claims", "Partitions held.", [((), len(held))])
+        text = "Records behind the last processed one, as of the last fetch, of each held partition."
         behind = [((topic, str(partition)), float(records)) for (topic, partition), records in sorted(lag.items())]
         yield self._gauge("lag_records", text, behind, "topic", "partition")
         found = sorted(self._consumer.open_records().items())
-        text = "Records given to the application from the first one on that it has not committed, of each partition."
+        text = "Records given to the application since the first uncommitted one, of each partition."
         samples = [((topic, str(partition)), float(each.records)) for (topic, partition), each in found]
         yield self._gauge("open_records", text, samples, "topic", "partition")
-        text = "How long ago the first record that is not committed was given to the application, of each partition."
+        text = "How long ago the first uncommitted record was given to the application, of each partition."
         samples = [((topic, str(partition)), each.age_s) for (topic, partition), each in found]
         yield self._gauge("oldest_open_seconds", text, samples, "topic", "partition")
-        text = "How long ago the record that is given to the application next was written, of each partition."
+        text = "How long ago the next record for the application was written, of each partition."
         ages = sorted(self._consumer.ages().items())
         samples = [((topic, str(partition)), age_s) for (topic, partition), age_s in ages]
         yield self._gauge("lag_seconds", text, samples, "topic", "partition")
@@ -58,24 +58,28 @@ class ConsumerMetrics(Collector):
         yield self._counter("failures", "How often the handler raised.", [((), done.failures)])
         yield self._counter("retries", "How often that led to another try.", [((), done.retries)])
         given_up = [(("dead-letter",), done.dead_letters), (("skip",), done.given_up - done.dead_letters)]
-        yield self._counter("given_up", "Records that on_error settled, by how.", given_up, "how")
-        yield self._gauge("parked_keys", "Keys that wait for a retry now.", [((), done.parked)])
+        yield self._counter("given_up", "Records settled by on_error, by outcome.", given_up, "how")
+        yield self._gauge("parked_keys", "Keys that currently wait for a retry.", [((), done.parked)])
         yield self._processing(done)
-        yield self._counter("batches", "At most once: batches that became its own.", [((), done.batches)])
+        yield self._counter("batches", "At most once: batches that this consumer has claimed.", [((), done.batches)])
         claims = [(("won",), done.claims_won), (("missed",), done.claims_missed)]
         yield self._counter(
-            "claims_made", "Claims by their outcome; one that asks for a share is missed.", claims, "outcome"
+            "claims_made", "Claims by outcome; one that asks for a share counts as missed.", claims, "outcome"
         )
         ended = [(("released",), done.releases), (("lost",), done.losses)]
-        yield self._counter("claims_ended", "Claims by how they ended.", ended, "how")
+        yield self._counter("claims_ended", "Ended claims, by reason.", ended, "how")
         written = [((kind,), count) for kind, count in sorted(done.written.items())]
-        yield self._counter("coordination_messages", "Messages for the coordination topic.", written, "kind")
-        text = "Messages that did not arrive in the coordination topic, or may not have."
+        yield self._counter("coordination_messages", "Messages written to the coordination topic.", written, "kind")
+        text = "Messages that did not reach the coordination topic, or may not have."
         yield self._counter("coordination_unwritten", text, [((), done.unwritten)])
-        yield self._counter("coordination_bytes", "What these were, in bytes.", [((), done.written_bytes)])
+        yield self._counter(
+            "coordination_bytes",
+            "Size of the messages written to the coordination topic, in bytes.",
+            [((), done.written_bytes)],
+        )
 
     def _processing(self, done: Statistics) -> Metric:
-        text = "How long calls of the handler took."
+        text = "Duration of handler calls."
         family = HistogramMetricFamily("harvester_consumer_processing_seconds", text, labels=_WHO)
         bounds = [*map(str, PROCESSING_BOUNDS_S), "+Inf"]
         buckets = list(zip(bounds, accumulate(done.processing), strict=True))

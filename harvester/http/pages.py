@@ -1,8 +1,8 @@
 """Answers HTTP requests from a harvester's snapshots: metrics, health, status, status page.
 
-Metrics are in base units (seconds, records, ratios), with `_total` for what only grows. What is not known has no
-sample, so that a rule never takes it for zero. A shard's figures carry its number as a label; its counters begin anew
-with its process, as Prometheus expects of counters. docs/operations.md lists them all.
+Metrics use base units (seconds, records, ratios), with `_total` for counters. Unknown values have no sample, so that a
+rule never takes them for zero. A shard's metrics carry its number as a label; its counters start over with its process,
+as Prometheus expects of counters. docs/operations.md lists them all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def expose(status: Status, totals: Totals) -> bytes:
     """The text of a scrape."""
     registry = CollectorRegistry()
     registry.register(_Snapshot(status, totals))
-    ProcessCollector(registry=registry)  # of the supervisor: process_cpu_seconds_total and the like
+    ProcessCollector(registry=registry)  # of the supervisor: process_cpu_seconds_total etc.
     return generate_latest(registry)
 
 
@@ -59,29 +59,29 @@ def families(status: Status, totals: Totals) -> Iterator[Metric]:
 
 def _leadership(status: Status, totals: Totals) -> Iterator[Metric]:
     yield InfoMetricFamily(
-        "harvester", "Who this is.", {"name": status.name, "outbox": _plain(status.outbox), "version": _version()}
+        "harvester",
+        "Identity of this harvester.",
+        {"name": status.name, "outbox": _plain(status.outbox), "version": _version()},
     )
-    yield _gauge("start_time_seconds", "When it was started, as UNIX time.", status.started_at.timestamp())
-    yield _labelled(
-        "state", "1 for the state that it is in.", "state", ((s.value, float(s is status.state)) for s in State)
-    )
+    yield _gauge("start_time_seconds", "Start time, as UNIX time.", status.started_at.timestamp())
+    yield _labelled("state", "1 for the current state.", "state", ((s.value, float(s is status.state)) for s in State))
     leads = status.leader_id is not None and status.term is not None
-    yield _gauge("leader", "1 while it leads and is trusted to.", float(leads))
+    yield _gauge("leader", "1 while it leads and is trusted.", float(leads))
     yield _gauge("term", "The leader's number, while it leads.", status.term if leads else None)
-    yield _counter("acquired", "How often it came to lead.", totals.acquired)
+    yield _counter("acquired", "How often it became leader.", totals.acquired)
     yield _counter("remarks", "How often everything queued was dropped and marked again.", totals.remarks)
-    yield _counter("fenced", "How often it stopped leading because trust ran out.", totals.fenced)
+    yield _counter("fenced", "How often it stopped leading because trust expired.", totals.fenced)
 
 
 def _plain(outbox: str) -> str:
-    """The table without the quotes of SQL, which a label's own would escape."""
+    """The table without SQL quotes, which a label's quotes would escape."""
     table = OutboxTable.parse(outbox)
     return table.name if table.schema is None else f"{table.schema}.{table.name}"
 
 
 @cache
 def _version() -> str:
-    """Of the installed distribution; one that was copied by hand has none."""
+    """The version of the installed distribution; a plain copy of the files has none."""
     try:
         return version("outbox-harvester")
     except PackageNotFoundError:
@@ -90,22 +90,22 @@ def _version() -> str:
 
 def _records(status: Status, totals: Totals) -> Iterator[Metric]:
     backlog = status.backlog
-    yield _gauge("backlog_records", "Rows in the outbox, counted up to a bound.", backlog.records if backlog else None)
+    yield _gauge("backlog_records", "Rows in the outbox, counted up to a limit.", backlog.records if backlog else None)
     yield _gauge(
-        "backlog_capped", "1 where counting the backlog stopped at its bound.", backlog.capped if backlog else None
+        "backlog_capped", "1 if counting the backlog stopped at its limit.", backlog.capped if backlog else None
     )
     age_s = None if backlog is None else backlog.oldest_age_s or 0.0
     yield _gauge("backlog_oldest_age_seconds", "Age of the first row in the outbox, 0 when empty.", age_s)
     quarantine = backlog.quarantine if backlog else None
-    yield _gauge("quarantine_records", "Rows in the quarantine table, counted up to a bound.", quarantine)
-    yield _gauge("in_flight_records", "Records sent and not settled.", status.in_flight)
+    yield _gauge("quarantine_records", "Rows in the quarantine table, counted up to a limit.", quarantine)
+    yield _gauge("in_flight_records", "Records sent but not settled.", status.in_flight)
     yield _gauge("in_flight_limit_records", "The setting limits.max_in_flight_records.", status.max_in_flight)
-    yield _gauge("queued_records", "Records marked and not sent.", status.queued)
+    yield _gauge("queued_records", "Records marked but not sent.", status.queued)
     yield _gauge("settled_records_per_second", "Settled records, over the last seconds.", status.rate_per_s)
     settled = status.delivered + totals.quarantined
     yield _counter("settled_records", "Records that left the outbox: published, or in quarantine.", settled)
-    yield _counter("quarantined_records", "Records that this process put into quarantine.", totals.quarantined)
-    text = "Records sent again though they may have been published; an upper bound, of this process's own faults."
+    yield _counter("quarantined_records", "Records quarantined by this process.", totals.quarantined)
+    text = "Records sent again although they may have been published; an upper bound, for faults of this process."
     yield _counter("repeats_suspected", text, totals.repeats_suspected)
 
 
@@ -123,7 +123,7 @@ def _latency(totals: Totals) -> Metric:
 
 def _shards(status: Status) -> Iterator[Metric]:
     shards = status.shards
-    yield _gauge("shards", "Shard processes that there should be.", len(shards))
+    yield _gauge("shards", "Configured shard processes.", len(shards))
 
     def each(name: str, text: str, values: Iterable[float | None], *, counter: bool = False) -> Metric:
         labelled = ((str(shard.index), value) for shard, value in zip(shards, values, strict=True))
@@ -131,26 +131,26 @@ def _shards(status: Status) -> Iterator[Metric]:
 
     ready = (float(shard.state is ShardState.READY) for shard in shards)
     yield each("shard_ready", "1 while the shard takes records.", ready)
-    yield each("shard_queued_records", "Records marked and not sent.", (shard.queued for shard in shards))
-    yield each("shard_in_flight_records", "Records sent and not settled.", (shard.in_flight for shard in shards))
+    yield each("shard_queued_records", "Records marked but not sent.", (shard.queued for shard in shards))
+    yield each("shard_in_flight_records", "Records sent but not settled.", (shard.in_flight for shard in shards))
     yield each("shard_parked_keys", "Keys that wait for a retry.", (shard.parked for shard in shards))
     cpu = (None if shard.cpu_percent is None else shard.cpu_percent / 100 for shard in shards)
     yield each("shard_cpu_ratio", "CPU, as a share of one core.", cpu)
     delivered = (shard.delivered for shard in shards)
     yield each("shard_published_records", "Records published.", delivered, counter=True)
-    yield each("shard_retries", "Deliveries tried again.", (shard.retries for shard in shards), counter=True)
+    yield each("shard_retries", "Retried deliveries.", (shard.retries for shard in shards), counter=True)
     yield each("shard_errors", "Deliveries that Kafka refused.", (shard.errors for shard in shards), counter=True)
     stored = (shard.stored for shard in shards)
-    yield each("shard_stored_records", "Records whose values were put into the store.", stored, counter=True)
+    yield each("shard_stored_records", "Records whose values were written to the store.", stored, counter=True)
     restarts = (shard.restarts for shard in shards)
     yield each("shard_restarts", "How often its process was replaced.", restarts, counter=True)
 
 
 def _troubles(totals: Totals) -> Iterator[Metric]:
     now = ((source, float(source in totals.troubled)) for source in SOURCES)
-    yield _labelled("trouble", "1 while this is waited for or has gone wrong.", "source", now)
+    yield _labelled("trouble", "1 while this source is waited for or has failed.", "source", now)
     counts = ((source, totals.troubles.get(source, 0)) for source in SOURCES)
-    yield _labelled("troubles", "How often such an error began.", "source", counts, counter=True)
+    yield _labelled("troubles", "How often a trouble of this source began.", "source", counts, counter=True)
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:
@@ -179,7 +179,7 @@ _ENDED = frozenset({State.STOPPED, State.FAILED})
 
 
 class StatusSource(Protocol):
-    """The source of snapshots: `harvester.Harvester`. All methods but `unready` return at once."""
+    """The source of snapshots: `harvester.Harvester`. All methods except `unready` return at once."""
 
     def status(self) -> Status: ...
 
@@ -191,7 +191,7 @@ class StatusSource(Protocol):
 
 
 class Pages:
-    """The routes of a harvester: files of the status page, and answers made from its latest snapshot."""
+    """A harvester's routes: files of the status page, and answers based on its latest snapshot."""
 
     def __init__(self, source: StatusSource) -> None:
         self._source = source
@@ -215,7 +215,7 @@ class Pages:
         return Response(200, CONTENT_TYPE_LATEST, expose(self._source.status(), self._source.totals()))
 
     def _health(self, _request: Request) -> Response:
-        """Whether a restart would help: the relay's threads make progress, or they do not."""
+        """Whether a restart would help: it would not if the relay's threads make progress."""
         if self._source.is_working():
             return Response.text(200, "ok\n")
         state = self._source.status().state
@@ -232,7 +232,7 @@ class Pages:
         return Response.text(200 if unready is None else 503, text)
 
     def _leadership(self, _request: Request) -> Response:
-        """Whether it leads, and is trusted to, now."""
+        """Whether it currently leads and is trusted."""
         status = self._source.status()
         leads = status.leader_id is not None and status.term is not None
         leader_id = None if status.leader_id is None else str(status.leader_id)

@@ -1,9 +1,9 @@
-"""Serves HTTP over TCP and over Unix sockets; clients can hold up nobody but each other.
+"""Serves HTTP over TCP and over Unix sockets; clients can only hold up each other.
 
-`Router` maps a request to a response. `HttpServer` accepts connections on one thread and serves each on a thread of
-its own. It bounds how many there are, how long a client may be idle or take to read, and, where that is wanted, how
-long a connection may last; clients beyond the limit are turned away at once. `WebServer` is the one that listens on
-`http.listen`; `harvester.control.server` has the one on the control socket.
+`Router` maps a request to a response. `HttpServer` accepts connections on one thread and serves each on a thread of its
+own. It limits their number, how long a client may be idle or take to read, and optionally how long a connection may
+last; clients beyond the limit are turned away at once. `WebServer` listens on `http.listen`; `harvester.control.server`
+has the server for the control socket.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Response:
     code: int
     content_type: str
     body: bytes | Iterator[bytes]
-    may_idle: bool = False  # the client waits on this connection for the server's end
+    may_idle: bool = False  # the client waits on this connection until the server ends
 
     @classmethod
     def text(cls, code: int, text: str) -> Response:
@@ -74,7 +74,7 @@ class Response:
 
 
 def json_line(value: object) -> bytes:
-    """One line of JSON, in ASCII: half a surrogate pair is escaped, too."""
+    """One line of ASCII JSON: lone surrogates are escaped, too."""
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
@@ -82,30 +82,30 @@ Route = Callable[[Request], Response]
 
 
 class Router:
-    """Answers requests by method and path. Called by many threads at once."""
+    """Answers requests by method and path. Called by several threads at once."""
 
     def __init__(self, routes: Mapping[tuple[str, str], Route]) -> None:
         self._routes = routes
 
     def answer(self, request: Request) -> Response:
-        """The route's response; 405 for another method, 404 with the paths that there are."""
+        """The route's response; 405 for another method, 404 with the existing paths."""
         route = self._routes.get((request.method, request.path))
         if route is not None:
             return route(request)
         methods = sorted(method for method, path in self._routes if path == request.path)
         if methods:
-            return Response.problem(405, f"{request.path} takes {' or '.join(methods)} only")
+            return Response.problem(405, f"{request.path} only accepts {' or '.join(methods)}")
         paths = dict.fromkeys(path for _, path in self._routes if "." not in path)
         return Response.text(404, "".join(f"{path}\n" for path in paths))
 
 
 class HttpServer(threading.Thread):
-    """Serves the clients of one listening socket. Subclasses say where it comes from, and set the limits."""
+    """Serves the clients of one listening socket. Subclasses create it and set the limits."""
 
     most_clients = 8
     idle_s = 10.0  # for the next request to arrive
-    takes_s = 10.0  # for a response to be read
-    longest_s: float | None = 10.0  # for a connection, whatever it does
+    takes_s = 10.0  # for the client to read a response
+    longest_s: float | None = 10.0  # for a whole connection
     protocol = "HTTP/1.0"
 
     def __init__(self, name: str, router: Router) -> None:
@@ -116,15 +116,15 @@ class HttpServer(threading.Thread):
         self._lock = threading.Lock()
 
     def admit(self, client: socket.socket) -> tuple[str, Response | None]:
-        """Who a client is, for the log, and the refusal that it gets instead of being served, if any."""
+        """How to call a client in the log, and a refusal if it is not to be served."""
         return "", None
 
     def refusal_of_host(self, host: str) -> Response | None:
-        """The response to requests with this Host header, where they are not to be answered."""
+        """The response to requests with this Host header, if they are to be refused."""
         return None
 
     def cannot_accept(self, error: Exception) -> None:
-        """Called when a client could not be served for want of descriptors, threads or memory."""
+        """Called when a client could not be served for lack of descriptors, threads or memory."""
 
     def serve(self, listening: socket.socket) -> None:
         """Accept clients until `stop`."""
@@ -145,7 +145,7 @@ class HttpServer(threading.Thread):
         self._hang_up(0.0)
 
     def stop(self) -> None:
-        """Hang up on everybody and end all threads."""
+        """Disconnect all clients and end all threads."""
         self.ended.set()
         self._hang_up(0.0)
         with self._lock:
@@ -159,7 +159,7 @@ class HttpServer(threading.Thread):
         peer, refusal = self.admit(client)
         with self._lock:
             if refusal is None and len(self._clients) >= self.most_clients:
-                refusal = Response.problem(503, f"{self.most_clients} clients are connected already", _LATER)
+                refusal = Response.problem(503, f"{self.most_clients} clients are already connected", _LATER)
             if refusal is None:
                 thread = threading.Thread(
                     target=self._serve_client, args=(client, peer), name=f"{self.name}-client", daemon=True
@@ -168,7 +168,7 @@ class HttpServer(threading.Thread):
                 try:
                     thread.start()
                     return
-                except RuntimeError as error:  # no thread or memory left: the next client may be luckier
+                except RuntimeError as error:  # no thread or memory left: the next client may have more luck
                     del self._clients[client]
                     self.cannot_accept(error)
                     text = f"the harvester has no thread for one more client: {error}"
@@ -180,7 +180,7 @@ class HttpServer(threading.Thread):
     def _serve_client(self, client: socket.socket, peer: str) -> None:
         try:
             _Handler(client, peer, self)  # type: ignore[arg-type]  # serves it in its constructor
-        except (OSError, ValueError):  # it has gone, was too slow, or speaks no HTTP
+        except (OSError, ValueError):  # it is gone, was too slow, or does not speak HTTP
             pass
         finally:
             with self._lock:
@@ -190,7 +190,7 @@ class HttpServer(threading.Thread):
             client.close()
 
     def _hang_up(self, older_s: float) -> None:
-        """Shut down connections that have been open for so long; their threads then see the end."""
+        """Shut down connections open for longer than `older_s`; their threads then see the end."""
         now = time.monotonic()
         with self._lock:
             old = [client for client, (_, since) in self._clients.items() if now - since >= older_s]
@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         method = "GET" if self.command == "HEAD" else self.command
         try:
             return self.server.router.answer(Request(method, self.path.partition("?")[0], body, self.client_address))
-        except Exception as error:  # noqa: BLE001 - the top frame of a request; the relay has nothing to do with it
+        except Exception as error:  # noqa: BLE001 - the top frame of a request; the relay is not affected
             return Response.problem(500, f"internal error: {error!r}")
 
     def end_headers(self) -> None:
@@ -260,7 +260,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _unasked(response: Response) -> bytes:
-    """A whole response, to a client that has not been heard."""
+    """A whole response, for a client whose request has not been read."""
     assert isinstance(response.body, bytes)
     head = (
         f"HTTP/1.0 {response.code} {HTTPStatus(response.code).phrase}\r\nContent-Type: {response.content_type}\r\n"
@@ -270,7 +270,7 @@ def _unasked(response: Response) -> bytes:
 
 
 class WebServer(HttpServer):
-    """Listens on a TCP address, and tries again where it is taken: that is no reason for a relay to stop."""
+    """Listens on a TCP address, and retries while it is taken: that is no reason for a relay to stop."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class WebServer(HttpServer):
         *,
         longest_s: float = 10.0,
     ) -> None:
-        """`trouble` hears why it does not listen, and None when it does; `say` gets lines for the log."""
+        """`trouble` is called with why it does not listen, and with None when it does; `say` receives log lines."""
         super().__init__("harvester-http", router)
         self._host, self._port, self.longest_s = host, port, longest_s
         self._trouble, self._say = trouble, say
@@ -297,22 +297,22 @@ class WebServer(HttpServer):
                 listening = self._listen()
             except OSError as error:
                 where = _shown(self._host, self._port)
-                self._trouble(f"cannot listen on {where}: {error.strerror or error}; the relay goes on without")
+                self._trouble(f"cannot listen on {where}: {error.strerror or error}; the relay continues without it")
                 self.ended.wait(_TRY_AGAIN_S)
                 continue
             with listening:
                 host, port = listening.getsockname()[:2]
                 self.address, self._only_local = _shown(host, port), ipaddress.ip_address(host).is_loopback
                 self._trouble(None)
-                self._say(f"serves http://{self.address}/ and metrics, status, healthz, readyz, leader below it")
+                self._say(f"serving http://{self.address}/ and metrics, status, healthz, readyz, leader below it")
                 self.listening.set()
                 self.serve(listening)
             self.address = None
 
     def refusal_of_host(self, host: str) -> Response | None:
-        """A page on the web could resolve its own name to this machine's address, and read what is meant for it."""
+        """A web page could resolve its own name to this machine's address, and read what is not meant for it."""
         if self._only_local and not _is_local(host):
-            return Response.text(403, "this address answers to localhost and to addresses only\n")
+            return Response.text(403, "this server only answers requests to localhost or to addresses\n")
         return None
 
     def _listen(self) -> socket.socket:
@@ -335,7 +335,7 @@ def _shown(host: object, port: int) -> str:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a Host header names this machine by an address or as localhost."""
+    """Whether a Host header is an address or localhost."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):

@@ -1,12 +1,12 @@
 """Runs real servers for the demo and the tests, without containers: one PostgreSQL and one Apache Kafka broker.
 
-A *stack* is a directory. `up` starts it (and is idempotent), `down` stops what `up` started and nothing else, `status`
-reports on it. The servers run in sessions of their own and survive the process that started them; `state.json` in the
-directory names them by pid *and* start time, so a recycled pid is never signalled.
+A *stack* is a directory. `up` starts it (idempotently), `down` stops what `up` started and nothing else, `status`
+reports on it. The servers run in their own sessions and survive the process that started them; `state.json` in the
+directory identifies them by pid *and* start time, so a recycled pid is never signalled.
 
-Everything listens on loopback only and trusts whoever connects there: for development, never for production.
+Everything listens only on loopback and trusts everyone who connects there: for development, never for production.
 
-`processes` identifies processes, `state` is the file, `java` finds the runtime and keeps the jars, `maven` fetches
+`processes` identifies processes, `state` is the file, `java` finds the runtime and manages the jars, `maven` fetches
 them, `postgres` and `kafka` are one server each, `stack` is both together.
 """
 

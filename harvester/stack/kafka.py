@@ -30,7 +30,7 @@ appender.console.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
 
 
 def bootstrap(port: int) -> str:
-    """The address that clients are given."""
+    """The address for clients."""
     return f"127.0.0.1:{port}"
 
 
@@ -59,13 +59,13 @@ def properties(*, port: int, controller_port: int, logs: Path) -> dict[str, str]
         "share.coordinator.state.topic.num.partitions": "1",
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
-        # A group of one starts at once, and a dead member may be noticed in half a second.
+        # A single member starts at once, and a dead one can be noticed in half a second.
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "500",
         # There is no other broker to hand partitions over to. While they have no leader, Kafka 4.3 and 4.4 end
         # transactions on them without the markers that readers wait for (KAFKA-20734).
         "controlled.shutdown.enable": "false",
-        # After a stop, the new process waits until the old one's session has run out.
+        # After a stop, the new process waits until the old one's session has expired.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         # The defaults reserve 128 MB of heap and 10 MB of mapped index for each of hundreds of partitions.
@@ -77,7 +77,7 @@ def properties(*, port: int, controller_port: int, logs: Path) -> dict[str, str]
 def launch(
     home: Path, jars: Path, java: Java, *, port: int, controller_port: int, heap_mb: int, durable: bool
 ) -> ProcessId:
-    """Format the storage where there is none, and start the broker; does not wait for it."""
+    """Format the storage if necessary, and start the broker; does not wait for it."""
     home.mkdir(exist_ok=True)
     logs = home / "data"
     settings = properties(port=port, controller_port=controller_port, logs=logs)
@@ -90,7 +90,7 @@ def launch(
         *_java(home, jars, java),
         f"-Xms{min(heap_mb, 256)}m",
         f"-Xmx{heap_mb}m",
-        # For tests on few cores: no collector threads, and only the quick compiler, which halves a start's CPU time.
+        # For tests on few cores: no collector threads, and only the fast compiler, which halves a start's CPU time.
         *(["-XX:+UseG1GC"] if durable else ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]),
         "kafka.Kafka",
         str(file),
@@ -99,18 +99,20 @@ def launch(
 
 
 def new_cluster() -> str:
-    """The id of a cluster that does not exist yet."""
+    """The id for a new cluster."""
     return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
 def log(home: Path) -> Path:
-    """What the broker says."""
+    """The broker's log file."""
     return home / "server.log"
 
 
 def wait_ready(process: ProcessId, home: Path, port: int, deadline: float) -> None:
-    """Return once the broker answers a metadata request with itself in it; StackError if it dies or takes long."""
-    # Knocking first spares the client's own (slower) retries and its complaints.
+    """Return once the broker answers a metadata request that includes itself; StackError if it dies or takes too
+    long.
+    """
+    # Checking the port first avoids the client's own (slower) retries and its log messages.
     while not _listens(port):
         _check(process, home, deadline)
         time.sleep(0.05)
@@ -134,7 +136,7 @@ def wait_ready(process: ProcessId, home: Path, port: int, deadline: float) -> No
 
 
 def halt(process: ProcessId, *, kill: bool) -> None:
-    """Controlled shutdown, or a crash."""
+    """Controlled shutdown, or a simulated crash."""
     end(process, [] if kill else [(signal.SIGTERM, 30.0)])
 
 
@@ -162,7 +164,7 @@ def _java(home: Path, jars: Path, java: Java) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    # JAVA_TOOL_OPTIONS and the like are left out: they belong to the user's own programs.
+    # JAVA_TOOL_OPTIONS and the like are omitted: they belong to the user's own programs.
     return {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 
 
@@ -173,7 +175,7 @@ def _write_properties(file: Path, settings: dict[str, str]) -> Path:
 
 
 def _format(home: Path, jars: Path, java: Java, settings: dict[str, str], cluster: str) -> None:
-    # Renamed into place: an interrupted start leaves nothing half formatted. The tool writes no absolute path.
+    # Renamed into place: an interrupted start leaves nothing half-formatted. The tool writes no absolute paths.
     with tempfile.TemporaryDirectory(dir=home, prefix=".format-") as scratch:
         fresh = Path(scratch) / "data"
         file = _write_properties(Path(scratch) / "format.properties", {**settings, "log.dirs": str(fresh)})
@@ -182,7 +184,7 @@ def _format(home: Path, jars: Path, java: Java, settings: dict[str, str], cluste
                 *_java(home, jars, java),
                 *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
                 "kafka.tools.StorageTool",
-                # With "=", because one in 64 begins with a dash, which would be taken for an option.
+                # With "=", because one id in 64 begins with a dash and would be taken for an option.
                 *("format", f"--cluster-id={cluster}", "-c", str(file)),
             ],
             what="formatting the Kafka storage",

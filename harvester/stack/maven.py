@@ -1,8 +1,8 @@
-"""Fetches jars from a Maven repository, by their coordinates and their digests.
+"""Fetches jars from a Maven repository, by their coordinates and digests.
 
-Versions are resolved beforehand: a *lock*, made by `scripts/jars` with Maven itself, names every jar with its SHA-256.
-What is fetched is thus the same everywhere, needs no descriptors, and comes over several connections at once. A line of
-a lock is `SHA-256  group:artifact:version`; `#` begins a comment.
+Versions are resolved beforehand: a *lock*, created by `scripts/jars` with Maven itself, lists every jar with its
+SHA-256. So everywhere the same files are fetched, without descriptors and over several connections at once. A line of a
+lock is `SHA-256  group:artifact:version`; `#` begins a comment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PIECE_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One jar, and the SHA-256 that it must have, in hex."""
+    """One jar, and its required SHA-256, in hex."""
 
     group: str
     name: str
@@ -39,17 +39,17 @@ class Artifact:
 
     @property
     def file(self) -> str:
-        """Its name in the repository, and in the directory into which it is fetched."""
+        """Its name in the repository, and in the target directory."""
         return f"{self.name}-{self.version}.jar"
 
     @property
     def path(self) -> str:
-        """Where it is below the root of a repository."""
+        """Its path below the root of a repository."""
         return f"{self.group.replace('.', '/')}/{self.name}/{self.version}/{self.file}"
 
 
 def parse_lock(text: str) -> tuple[Artifact, ...]:
-    """The jars of a lock, in its order. ValueError where a line is none, or two jars have one file name."""
+    """The jars of a lock, in order. Raises ValueError for an invalid line, or for two jars with the same file name."""
     found: dict[str, Artifact] = {}
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -60,7 +60,7 @@ def parse_lock(text: str) -> tuple[Artifact, ...]:
             raise ValueError(f"{coordinates} has no SHA-256")
         artifact = Artifact(group, name, version, digest)
         if artifact.file in found:
-            raise ValueError(f"{artifact.file} is named twice")
+            raise ValueError(f"{artifact.file} is listed twice")
         found[artifact.file] = artifact
     return tuple(found.values())
 
@@ -73,9 +73,9 @@ def fetch(
     hint: str,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Fetch jars into a directory; StackError if one cannot be had, or is not the one that its digest names.
+    """Fetch jars into a directory; StackError if one cannot be fetched, or does not match its digest.
 
-    A request that fails for another reason than that the file is not there is repeated a few times.
+    A request that fails is repeated a few times, unless the file does not exist.
     """
     repository = (os.environ.get(REPOSITORY) or CENTRAL).rstrip("/")
     with ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="maven") as pool:
@@ -108,7 +108,7 @@ def _fetch(artifact: Artifact, repository: str, into: Path, pause: Callable[[flo
 
 
 def _download(address: str, target: Path) -> str:
-    """The SHA-256 of what was written."""
+    """Returns the SHA-256 of what was written."""
     seen = hashlib.sha256()
     length = 0
     with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer, target.open("wb") as file:  # noqa: S310

@@ -1,8 +1,8 @@
 """Runs the PostgreSQL server of a stack: finds its programs, creates its data directory, starts and stops it.
 
-PostgreSQL refuses to run as root. Started by root it runs as `postgres`, or `nobody` where there is no such
-account; whatever that account cannot reach (a stack or a virtual environment below /root) is put into a
-directory of its own in the temporary directory, rather than opening up somebody's home.
+PostgreSQL refuses to run as root. Started by root, it runs as `postgres`, or `nobody` if that account does not exist;
+what that account cannot reach (a stack or a virtual environment below /root) is put into a separate directory in the
+temporary directory, rather than opening up someone's home.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ACCOUNTS = ("postgres", "nobody")
 _ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/bin:/bin"}
 _LONGEST_SOCKET_BYTES = 107 - len("/.s.PGSQL.65535")  # unix(7): sun_path is 108 bytes with its NUL
 _COPIED = "pginstall"
-_DEBIAN = Path("/usr/lib/postgresql")  # one directory a version, none of them on PATH
+_DEBIAN = Path("/usr/lib/postgresql")  # one directory per version, none of them on PATH
 
 
 @dataclass(frozen=True, slots=True)
 class ServerHome:
-    """Where one server lives: `home` holds its data, socket and log; `account` is None unless we are root."""
+    """Where one server lives: `home` contains its data, socket and log; `account` is None unless we are root."""
 
     home: Path
     account: RunAs | None
@@ -47,7 +47,7 @@ class ServerHome:
 
     @property
     def socket_dir(self) -> Path | None:
-        """None where the path is too long to be a socket's."""
+        """None if the path is too long for a socket."""
         path = self.home / "run"
         return path if len(os.fsencode(path)) <= _LONGEST_SOCKET_BYTES else None
 
@@ -58,7 +58,9 @@ def dsn(port: int) -> str:
 
 
 def find_programs(given: Path | None) -> Path:
-    """The directory with `initdb` and `postgres`: given, the wheel's newest, on PATH, or Debian's newest."""
+    """The directory with `initdb` and `postgres`: the given one, the wheel's newest, the one on PATH, or Debian's
+    newest.
+    """
     if given is not None:
         if (given / "initdb").is_file() and (given / "postgres").is_file():
             return given.resolve()
@@ -80,7 +82,7 @@ def find_programs(given: Path | None) -> Path:
             return candidate.resolve()
     raise StackError(
         "no PostgreSQL server is installed",
-        hint="run pip install 'outbox-harvester[stack]', or name a bin directory with --postgres-bin or a server with"
+        hint="run pip install 'outbox-harvester[stack]', or set a bin directory with --postgres-bin, or a server with"
         " --dsn",
     )
 
@@ -98,7 +100,7 @@ def choose_place(directory: Path, known_home: str | None) -> ServerHome:
 
 
 def launch(place: ServerHome, programs: Path, *, port: int, durable: bool) -> ProcessId:
-    """Create the data directory where there is none, and start the server; does not wait for it."""
+    """Create the data directory if necessary, and start the server; does not wait for it."""
     place.home.mkdir(exist_ok=True)
     programs = _usable_programs(place, programs)
     if not place.data.is_dir():
@@ -114,7 +116,7 @@ def launch(place: ServerHome, programs: Path, *, port: int, durable: bool) -> Pr
 
 
 def settings(*, port: int, socket_dir: Path | None, durable: bool) -> dict[str, str]:
-    """What differs from PostgreSQL's defaults."""
+    """The differences from PostgreSQL's defaults."""
     return {
         "listen_addresses": "127.0.0.1",
         "port": str(port),
@@ -124,7 +126,7 @@ def settings(*, port: int, socket_dir: Path | None, durable: bool) -> dict[str, 
         "timezone": "UTC",
         "log_timezone": "UTC",
         "log_line_prefix": "%m [%p] %q%u@%d ",
-        "max_wal_size": "4GB",  # no checkpoint in the middle of a measurement
+        "max_wal_size": "4GB",  # no checkpoint during a measurement
         **({} if durable else {"fsync": "off", "full_page_writes": "off"}),
     }
 
@@ -135,7 +137,7 @@ def wait_ready(process: ProcessId, place: ServerHome, port: int, deadline: float
         try:
             with psycopg.connect(dsn(port), connect_timeout=5) as connection:
                 row = connection.execute("SHOW data_directory").fetchone()
-            if row is not None and Path(row[0]).samefile(place.data):  # else another server was quicker
+            if row is not None and Path(row[0]).samefile(place.data):  # otherwise another server was faster
                 return
         except psycopg.OperationalError as error:
             if not is_alive(process):
@@ -146,7 +148,7 @@ def wait_ready(process: ProcessId, place: ServerHome, port: int, deadline: float
 
 
 def halt(process: ProcessId, *, kill: bool) -> None:
-    """Fast shutdown (sessions are ended, nothing is lost), or a crash: all of its processes killed at once."""
+    """Fast shutdown (sessions are ended, nothing is lost), or a simulated crash: all processes killed at once."""
     if not kill:
         end(process, [(signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0)])
         return
@@ -154,13 +156,13 @@ def halt(process: ProcessId, *, kill: bool) -> None:
     end(process, [])
     for member in family:
         send(member, signal.SIGKILL)
-    # Its shared memory is free only when the last of them is gone; until then a new server refuses to start.
+    # Its shared memory is free only when the last process is gone; until then a new server refuses to start.
     for member in family:
         end(member, [])
 
 
 def reachable(path: Path, account: RunAs) -> bool:
-    """Whether the account may enter `path` and every directory above it (its supplementary groups aside)."""
+    """Whether the account may enter `path` and every directory above it (ignoring its supplementary groups)."""
     resolved = path.resolve()
     for directory in (resolved, *resolved.parents):
         found = directory.stat()
@@ -187,14 +189,14 @@ def _account() -> RunAs | None:
             return RunAs(entry.pw_uid, entry.pw_gid)
     raise StackError(
         f"PostgreSQL does not run as root, and there is no account {' or '.join(ACCOUNTS)}",
-        hint="run the stack as another user, or name a server with --dsn",
+        hint="run the stack as another user, or use a server with --dsn",
     )
 
 
 def _usable_programs(place: ServerHome, programs: Path) -> Path:
     if place.account is None or reachable(programs, place.account):
         return programs
-    # Programs, libraries and share files find each other by relative paths, so the tree is copied whole.
+    # Programs, libraries and share files find each other by relative paths, so the whole tree is copied.
     copy = place.home / _COPIED
     if not copy.is_dir():
         scratch = Path(tempfile.mkdtemp(dir=place.home, prefix=".copy-"))
@@ -205,7 +207,7 @@ def _usable_programs(place: ServerHome, programs: Path) -> Path:
 
 
 def _create_data(place: ServerHome, programs: Path, *, durable: bool) -> None:
-    # Renamed into place, so that an interrupted start leaves no half-made cluster.
+    # Renamed into place, so that an interrupted start leaves no incomplete cluster.
     scratch = Path(tempfile.mkdtemp(dir=place.home, prefix=".initdb-"))
     _give(scratch, place.account)
     try:

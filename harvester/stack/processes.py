@@ -1,7 +1,7 @@
-"""Starts processes that outlive this one, each in its own session, and recognises them later without mistake.
+"""Starts processes that outlive this one, each in its own session, and recognises them later without error.
 
-A pid alone names nothing, since the kernel hands it out again. Together with the boot and the moment of its start
-(`/proc/PID/stat`, field 22, in clock ticks since boot; proc(5)) it names one process for ever.
+A pid alone identifies nothing, since the kernel reuses it. Together with the boot and the process's start time
+(`/proc/PID/stat`, field 22, in clock ticks since boot; proc(5)), it identifies one process forever.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from harvester.errors import StackError
 
-# Children of this very process must be reaped by it, or they would stay as zombies; Popen does that when polled.
+# Children of this very process must be reaped by it, or they would remain as zombies; Popen does that when polled.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process, for ever: pid, start in ticks since boot, and the boot it belongs to."""
+    """Identifies one process forever: pid, start in ticks since boot, and the boot it belongs to."""
 
     pid: int
     started_ticks: int
@@ -31,7 +31,7 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class RunAs:
-    """The account a child runs under; needs root."""
+    """The account under which a child runs; requires root."""
 
     uid: int
     gid: int
@@ -43,8 +43,8 @@ def boot_id() -> str:
 
 
 def parse_stat(text: str) -> tuple[str, int, int]:
-    """Of the text of `/proc/PID/stat`: (state letter, parent pid, start in ticks since boot)."""
-    # The second field is the program's name in parentheses and may itself hold blanks and parentheses.
+    """From the text of `/proc/PID/stat`: (state letter, parent pid, start in ticks since boot)."""
+    # The second field is the program's name in parentheses and may itself contain blanks and parentheses.
     fields = text[text.rindex(")") + 2 :].split()
     return fields[0], int(fields[1]), int(fields[19])
 
@@ -57,15 +57,15 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The identity of the process that has `pid` now; None when there is none."""
+    """The identity of the process that now has `pid`; None if there is none."""
     found = _stat(pid)
     return ProcessId(pid, found[2], boot_id()) if found else None
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether exactly this process still runs; a zombie does not.
+    """Whether exactly this process is still running; a zombie is not.
 
-    A child of ours that does not run has been reaped: PostgreSQL takes the zombie of a former server for a living one.
+    A child of ours that is not running has been reaped: PostgreSQL takes the zombie of a former server for a live one.
     """
     found = _stat(process.pid)
     if found is None or found[2] != process.started_ticks or boot_id() != process.boot:
@@ -73,7 +73,8 @@ def is_alive(process: ProcessId) -> bool:
     child = _children.get(process.pid)
     if child is None:
         return found[0] not in "ZX"
-    # Asked after the state was read: asked before, a child that ends in between would be gone and stay a zombie.
+    # Polled after the state was read: the other way round, a child that ends in between would be gone and remain a
+    # zombie.
     if child.poll() is None:
         return True
     _children.pop(process.pid, None)
@@ -81,7 +82,7 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def children_of(process: ProcessId) -> list[ProcessId]:
-    """The direct children that run now."""
+    """The direct children that are running now."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -111,7 +112,7 @@ def spawn(command: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Pat
             raise StackError(f"cannot start {command[0]}: {error}") from error
     _children[child.pid] = child
     identity = identify(child.pid)
-    if identity is None:  # cannot be: an unreaped child keeps its entry in /proc
+    if identity is None:  # impossible: an unreaped child keeps its entry in /proc
         raise StackError(f"{command[0]} vanished during startup", hint=f"see {log}")
     return identity
 
@@ -125,7 +126,7 @@ def run(
     cwd: Path | None = None,
     run_as: RunAs | None = None,
 ) -> str:
-    """Run a short command to its end and return what it printed; StackError with its last lines if it fails."""
+    """Run a short command to completion and return its output; StackError with its last lines if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -152,9 +153,9 @@ def run(
 
 
 def end(process: ProcessId, signals: Sequence[tuple[signal.Signals, float]]) -> None:
-    """Send the signals in turn, each followed by at most so many seconds of waiting, until the process is gone.
+    """Send the signals in order, each followed by up to that many seconds of waiting, until the process is gone.
 
-    SIGKILL follows by itself. A process that is already gone, or whose pid now names another, is left alone.
+    SIGKILL follows automatically. A process that is already gone, or whose pid now belongs to another, is left alone.
     """
     for number, patience_s in (*signals, (signal.SIGKILL, 10.0)):
         if not send(process, number):
@@ -168,10 +169,10 @@ def end(process: ProcessId, signals: Sequence[tuple[signal.Signals, float]]) -> 
 
 
 def send(process: ProcessId, number: signal.Signals) -> bool:
-    """Signal exactly this process; False when it is gone. The pidfd rules out a pid recycled in between."""
+    """Signal exactly this process; False if it is gone. The pidfd rules out a pid recycled in between."""
     try:
         handle = os.pidfd_open(process.pid)
-    except (ProcessLookupError, FileNotFoundError):  # the latter where the number is a thread's now
+    except (ProcessLookupError, FileNotFoundError):  # the latter if the number now belongs to a thread
         return False
     try:
         if not is_alive(process):

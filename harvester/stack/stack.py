@@ -33,11 +33,10 @@ _ATTEMPTS = 3
 
 
 def up(directory: Path, options: StackOptions | None = None, *, progress: Progress = lambda _: None) -> StackInfo:
-    """Make the stack in `directory` run, creating it if need be; returns once both servers answer.
+    """Make the stack in `directory` run, creating it if necessary; returns once both servers answer.
 
-    Idempotent, and safe to call from several processes at once. `progress` receives lines for a human, from
-    several threads. StackError, with the end of the server's log, when one does not come up; the other then keeps
-    running.
+    Idempotent, and safe to call from several processes at once. `progress` receives lines for people, from several
+    threads. If one does not come up, raises StackError with the end of the server's log; the other keeps running.
     """
     options = options or StackOptions()
     directory = directory.absolute()
@@ -51,9 +50,10 @@ def up(directory: Path, options: StackOptions | None = None, *, progress: Progre
 
 
 def down(directory: Path, *, delete: bool = False) -> list[ServerName]:
-    """Stop what `up` started here; returns what was running. With `delete`, the data goes too, and the directory.
+    """Stop what `up` started here; returns what was running. With `delete`, the data and the directory are removed,
+    too.
 
-    A process that merely has a pid of ours, and a server of the user's own, are left alone. Nothing to do is no
+    A process that merely has a pid of ours, and a user's own server, are left alone. Having nothing to do is not an
     error.
     """
     directory = directory.absolute()
@@ -63,7 +63,7 @@ def down(directory: Path, *, delete: bool = False) -> list[ServerName]:
         state = read(directory)
         if state is None:
             return []
-        stopped = _stop(directory, state, SERVERS, kill=delete)  # nothing to save in what is deleted
+        stopped = _stop(directory, state, SERVERS, kill=delete)  # nothing to save, since it is deleted
         if delete:
             homes = [Path(server.home) for server in state.servers.values() if server.home]
             for path in (*homes, directory):
@@ -72,21 +72,21 @@ def down(directory: Path, *, delete: bool = False) -> list[ServerName]:
 
 
 def stop(directory: Path, server: ServerName, *, kill: bool = False) -> bool:
-    """Stop one server of the stack, in order or (`kill`) by SIGKILL; False when it did not run."""
+    """Stop one server of the stack, cleanly or (`kill`) by SIGKILL; False if it was not running."""
     directory = directory.absolute()
     with locked(directory):
         return bool(_stop(directory, _existing(directory), (server,), kill=kill))
 
 
 def start(directory: Path, server: ServerName, *, timeout_s: float = 90.0) -> StackInfo:
-    """Start one server of the stack again, at the address it had, and wait until it answers."""
+    """Start one server of the stack again, at its previous address, and wait until it answers."""
     directory = directory.absolute()
     with locked(directory):
         return _start(directory, _existing(directory), (server,), timeout_s, lambda _: None)
 
 
 def status(directory: Path) -> StackStatus:
-    """How the stack stands; does not wait, and asks the servers nothing but whether they are there."""
+    """The state of the stack; does not wait, and only checks whether the servers are there."""
     directory = directory.absolute()
     state = read(directory) or StackState()
     return StackStatus(directory, tuple(_server_status(name, state.servers[name]) for name in SERVERS))
@@ -109,14 +109,14 @@ def info(directory: Path, state: StackState) -> StackInfo:
 
 
 def free_ports(count: int, preferred: list[int]) -> list[int]:
-    """So many ports that nobody listens on: the preferred ones if all are free, else others."""
+    """Ports that nobody listens on: the preferred ones if all are free, otherwise others."""
     for candidates in (preferred, [0] * count):
         probes: list[socket.socket] = []
         try:
             for port in candidates:
                 probe = socket.socket()
                 probes.append(probe)
-                # As the servers will: a port whose connections are still in TIME_WAIT counts as free.
+                # As the servers do: a port whose connections are still in TIME_WAIT counts as free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("127.0.0.1", port))
             if len(probes) == count:
@@ -130,7 +130,7 @@ def free_ports(count: int, preferred: list[int]) -> list[int]:
 
 
 class _PortTaken(StackError):
-    """The server ended because somebody took its port in the meantime."""
+    """The server ended because another process took its port in the meantime."""
 
 
 def _adopt_given(state: StackState, options: StackOptions) -> None:
@@ -138,7 +138,7 @@ def _adopt_given(state: StackState, options: StackOptions) -> None:
     for name, address in given.items():
         server = state.servers[name]
         if address is not None and server.alive:
-            raise StackError(f"the stack already runs a {name} of its own", hint="run `harvester stack down` first")
+            raise StackError(f"the stack already runs its own {name}", hint="run `harvester stack down` first")
         if address is not None:
             server.given, server.process = address, None
 
@@ -178,7 +178,7 @@ def _start(
         server = state.servers[name]
         if server.given is not None or server.alive:
             return
-        # A free port can be taken before the server binds it; new ones are chosen then.
+        # A free port can be taken before the server binds it; then new ones are chosen.
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 if name == "postgres":
@@ -247,7 +247,7 @@ def _await(server: Server, wait: Callable[[ProcessId], None]) -> None:
     try:
         wait(process)
     except StackError as error:
-        end(process, [])  # what does not answer must not be found running later
+        end(process, [])  # a server that does not answer must not be found running later
         if "Address already in use" in error.message:
             raise _PortTaken(error.message) from error
         raise

@@ -1,7 +1,7 @@
-"""Describes what a stack is asked to be and what it is, and keeps that in a file.
+"""Describes what a stack should be and what it is, and stores that in a file.
 
-`state.json` is written atomically and only under the directory's lock, right after each process is started, so
-that a stack can be found again whatever happened to the one who started it.
+`state.json` is written atomically and only under the directory's lock, right after each process is started, so that a
+stack can be found again whatever happened to the process that started it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """How to build a stack. Servers that already run are kept as they are, whatever the options say.
+    """How to build a stack. Servers that are already running are kept as they are, whatever the options.
 
-    `durable=False` gives up surviving a power cut (fsync off) for quick tests; a killed process loses nothing
-    either way. `dsn` and `bootstrap` name servers of your own: those are used, and never started or stopped.
-    `postgres_bin` is a directory with `initdb` and `postgres`; None takes the wheel's, else an installed one.
+    `durable=False` gives up surviving a power failure (fsync off) for faster tests; a killed process loses nothing
+    either way. `dsn` and `bootstrap` name your own servers: those are used, and never started or stopped.
+    `postgres_bin` is a directory with `initdb` and `postgres`; None means the wheel's, or an installed one.
     """
 
     durable: bool = True
@@ -46,7 +46,7 @@ class StackOptions:
 
 @dataclass(frozen=True, slots=True)
 class StackInfo:
-    """A running stack. Pids and log are None for a server of the user's own; `socket_dir` where there is one."""
+    """A running stack. Pids and log are None for a user's own server; `socket_dir` is set if there is one."""
 
     directory: Path
     dsn: str
@@ -60,7 +60,7 @@ class StackInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One server: `address` is a DSN or a bootstrap list, None when it was never started here."""
+    """One server: `address` is a DSN or a bootstrap list, None if it was never started here."""
 
     name: ServerName
     state: Literal["running", "stopped", "given"]
@@ -71,7 +71,7 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class StackStatus:
-    """A stack as it stands; `running` when every server is (given ones count when they answer)."""
+    """The state of a stack; `running` if every server is (given ones count if they answer)."""
 
     directory: Path
     servers: tuple[ServerStatus, ...]
@@ -83,7 +83,7 @@ class StackStatus:
 
 @dataclass(slots=True)
 class Server:
-    """What the file says about one server. `ports` keep their value over restarts where they are still free.
+    """One server's entry in the file. `ports` stay the same across restarts if they are still free.
 
     `home` is where its data is; `given` the address of a server that is not ours.
     """
@@ -95,7 +95,7 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether the process that we started runs."""
+        """Whether the process that we started is running."""
         return self.process is not None and is_alive(self.process)
 
     @property
@@ -118,7 +118,7 @@ class StackState:
 
     @classmethod
     def parse(cls, text: str) -> StackState:
-        """From JSON text; ValueError, KeyError or TypeError when it is not what `dump` writes."""
+        """From JSON text; ValueError, KeyError or TypeError if it is not what `dump` writes."""
         raw = json.loads(text)
         if raw.pop("format") != _FORMAT:
             raise ValueError("unknown format")
@@ -126,12 +126,12 @@ class StackState:
 
 
 def default_directory() -> Path:
-    """$HARVESTER_STACK, else `.stack` in the current directory."""
+    """$HARVESTER_STACK, or `.stack` in the current directory."""
     return Path(os.environ.get("HARVESTER_STACK") or ".stack")
 
 
 def read(directory: Path) -> StackState | None:
-    """The stack's state; None where there never was one. StackError when the file makes no sense."""
+    """The stack's state; None if there never was one. StackError if the file is invalid."""
     file = directory / "state.json"
     try:
         return StackState.parse(file.read_text())
@@ -140,12 +140,12 @@ def read(directory: Path) -> StackState | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StackError(
             f"{file} is not a state file of this version",
-            hint="stop the servers that run from this directory by hand, then remove it",
+            hint="stop the servers running from this directory manually, then remove it",
         ) from error
 
 
 def write(directory: Path, state: StackState) -> None:
-    """Replace the state file at once."""
+    """Replace the state file atomically."""
     with tempfile.NamedTemporaryFile("w", dir=directory, prefix=".state-", delete=False) as file:
         file.write(state.dump())
     Path(file.name).replace(directory / "state.json")
@@ -155,9 +155,9 @@ def write(directory: Path, state: StackState) -> None:
 def locked(
     directory: Path,
     what: str = "directory",
-    hint: str = "name another one with --directory or HARVESTER_STACK",
+    hint: str = "use --directory or HARVESTER_STACK to name another one",
 ) -> Iterator[None]:
-    """Hold the directory's lock; it goes with the process, so a crash leaves nothing locked."""
+    """Hold the directory's lock; it ends with the process, so a crash leaves nothing locked."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)

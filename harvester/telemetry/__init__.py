@@ -1,6 +1,6 @@
-"""Reports what a relay does, and decides nothing: logs, figures, traces, and word to the service manager.
+"""Reports what a relay does, and decides nothing: logs, metrics, traces, and service manager notifications.
 
-    logging   formats lines, for people on a terminal and as JSON elsewhere; takes those of the Kafka client, too
+    logging   formats lines, for people on a terminal and as JSON elsewhere; also those of the Kafka client
     metrics   counts acknowledged records and troubles, and derives rates: `Meter` for hosts, `RateHistory` for the
               dashboard, `Tally` and `Totals` for monitoring
     latency   histograms with a bounded error, small enough to be sent by shards and added up
@@ -8,8 +8,8 @@
     notify    sd_notify: ready, status, watchdog, reload
     tracing   continues traces that records carry; the extra `[otel]`
 
-`metrics` and `latency` are pure: times are passed in. A failure here never fails the relay: a log's reader that goes
-away ends the output, a service manager that does not listen is not told, a collector that is away gets no spans.
+`metrics` and `latency` are pure: times are passed in. A failure here never fails the relay: if a log's reader goes
+away, the output ends; a service manager that does not listen is not notified; an unavailable collector gets no spans.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harvester.errors import ConfigurationError, Problem
 
 
 def require_tracing() -> None:
-    """Raises ConfigurationError where spans cannot be made or exported."""
+    """Raises ConfigurationError if spans cannot be created or exported."""
     try:
         from harvester.telemetry.tracing import check_tracing
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
-"""Keeps latencies in little memory: a histogram with logarithmic buckets, and the window that a dashboard shows.
+"""Stores latencies compactly: a histogram with logarithmic buckets, and the window shown on a dashboard.
 
-Bucket i holds latencies from `LOWEST_MS * GROWTH**i` up to the next bound, and stands for the value between
-the two that is at most ERROR off from either, relatively (the scheme of DDSketch, Masson et al., VLDB 2019).
-So a percentile costs no sorting, histograms of several shards add up without further loss, and a shard's
-share fits into a few hundred bytes. Pure: times are passed in.
+Bucket i holds latencies from `LOWEST_MS * GROWTH**i` up to the next bound, and is represented by the value in between
+whose relative error from either is at most ERROR (the scheme of DDSketch, Masson et al., VLDB 2019). So a percentile
+needs no sorting, histograms of several shards add up without further loss, and a shard's share fits into a few hundred
+bytes. Pure: times are passed in.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PAIR = struct.Struct("<HQ")  # bucket, count
 class Histogram:
     """Counts of latencies in milliseconds.
 
-    What lies outside LOWEST_MS … HIGHEST_MS is counted at that end: below zero too, since the clocks of
-    database and relay differ.
+    Values outside LOWEST_MS … HIGHEST_MS count at that end: even those below zero, since the clocks of database and
+    relay differ.
     """
 
     __slots__ = ("_counts", "_total")
@@ -49,10 +49,10 @@ class Histogram:
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def add_all(self, latencies_us: Sequence[float]) -> None:
-        """Count these latencies, given in microseconds; shards do so for every record."""
+        """Count these latencies, given in microseconds; shards do this for every record."""
         counts, log = self._counts, math.log
         for latency_us in latencies_us:
-            if not latency_us > _LOWEST_US:  # written so that NaN lands here as well
+            if not latency_us > _LOWEST_US:  # written so that NaN ends up here as well
                 bucket = 0
             elif latency_us >= _HIGHEST_US:
                 bucket = _LAST
@@ -62,13 +62,13 @@ class Histogram:
         self._total += len(latencies_us)
 
     def merge(self, other: Histogram) -> None:
-        """Add all that `other` counted; the same as if it had been added here."""
+        """Add everything that `other` has counted, as if it had been added here."""
         for bucket, count in other._counts.items():
             self._counts[bucket] = self._counts.get(bucket, 0) + count
         self._total += other._total
 
     def percentile(self, p: float) -> float | None:
-        """The latency in ms that `p` percent (0 … 100) do not exceed, by nearest rank; None when empty.
+        """The latency in ms not exceeded by `p` percent (0 … 100), by nearest rank; None if empty.
 
         Within ERROR of the true value for latencies between LOWEST_MS and HIGHEST_MS.
         """
@@ -96,19 +96,19 @@ class Histogram:
         return sum(_value(bucket) * count for bucket, count in list(self._counts.items()))
 
     def pack(self) -> bytes:
-        """Ten bytes for each bucket in use, in bucket order."""
+        """Ten bytes per used bucket, in bucket order."""
         return b"".join(_PAIR.pack(*pair) for pair in sorted(self._counts.items()))
 
     @classmethod
     def unpack(cls, data: bytes) -> Histogram:
         """The reverse of `pack`; raises WireError on anything else."""
         if len(data) % _PAIR.size:
-            raise WireError(f"{len(data)} bytes are no histogram: {_PAIR.size} are needed for each bucket")
+            raise WireError(f"{len(data)} bytes are not a histogram: {_PAIR.size} are needed for each bucket")
         histogram = cls()
         previous = -1
         for bucket, count in _PAIR.iter_unpack(data):
             if not previous < bucket <= _LAST or not count:
-                raise WireError(f"no histogram: bucket {bucket} with {count} after bucket {previous}")
+                raise WireError(f"not a histogram: bucket {bucket} with {count} after bucket {previous}")
             histogram._counts[bucket] = count
             histogram._total += count
             previous = bucket
@@ -118,9 +118,8 @@ class Histogram:
 class LatencyWindow:
     """The histogram of the last interval in which there was traffic.
 
-    Intervals follow each other from the first use on. One that is complete replaces what was shown; one that
-    stayed empty replaces nothing, so the figures of an idle relay are those of its last traffic. Until the
-    first interval is complete, its part is shown.
+    Intervals follow each other from the first use on. A complete interval replaces the one shown; an empty one does
+    not, so an idle relay shows the values of its last traffic. Until the first interval is complete, its part is shown.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -130,14 +129,14 @@ class LatencyWindow:
         self._complete = Histogram()
 
     def add(self, latencies: Histogram, now: float) -> None:
-        """Add a shard's share at `now`, in seconds of one monotonic clock."""
+        """Add a shard's share at `now`, in seconds of a single monotonic clock."""
         if not len(latencies):
             return
         self._turn(now)
         self._filling.merge(latencies)
 
     def current(self, now: float) -> Histogram:
-        """The histogram to show at `now`; not to be changed by the caller."""
+        """The histogram to show at `now`; the caller must not change it."""
         self._turn(now)
         return self._complete if len(self._complete) else self._filling
 

@@ -1,8 +1,8 @@
-"""Formats log lines, the Kafka client's among them: for people on a terminal, as JSON elsewhere.
+"""Formats log lines, including the Kafka client's: for people on a terminal, as JSON elsewhere.
 
-Everything goes to the standard logger `harvester` or to one that the host passes. Hosts that bring their own logger
-format its lines themselves: there, what `logger_for` adds stands in front of the message, and in the record's
-`instance` and `shard` attributes.
+Everything goes to the standard logger `harvester` or to one passed by the host. Hosts with their own logger format its
+lines themselves: there, what `logger_for` adds precedes the message, and is in the record's `instance` and `shard`
+attributes.
 
 A reader that goes away (a closed pipe, a terminal that hung up) ends the output, never the process.
 """
@@ -37,8 +37,8 @@ logging.addLevelName(TRACE, "TRACE")
 def configure(level: str | int, *, json: bool | None = None, name: str, stream: TextIO | None = None) -> logging.Logger:
     """Send the logger `harvester` to `stream` (default: standard error, looked up at every line) and return it.
 
-    `level`: one of LEVELS, in any case, or a number. `json`: None means lines for people if the stream is a
-    terminal. `name`: the instance's, for lines that come from no adapter. Calling it again replaces what it did.
+    `level`: one of LEVELS, in any case, or a number. `json`: None means lines for people if the stream is a terminal.
+    `name`: the instance's, for lines that come from no adapter. Calling it again replaces the earlier configuration.
     """
     number = level if isinstance(level, int) else LEVELS[level.lower()]
     if json is None:
@@ -55,17 +55,17 @@ def configure(level: str | int, *, json: bool | None = None, name: str, stream: 
 
 
 def logger_for(base: logging.Logger, name: str, shard: int | None = None) -> logging.LoggerAdapter[logging.Logger]:
-    """The logger of an instance, or of one of its shards; takes `extra=` like any other."""
+    """The logger of an instance, or of one of its shards; accepts `extra=` like any other."""
     return _Named(base, name, shard)
 
 
 class _Named(logging.LoggerAdapter[logging.Logger]):
-    """Puts who is speaking into the record and, for formatters that do not know it, in front of the message."""
+    """Puts the source into the record and, for formatters that do not know it, in front of the message."""
 
     def __init__(self, base: logging.Logger, name: str, shard: int | None) -> None:
         super().__init__(base, {})
         self._own = {"instance": name, "shard": shard}
-        self._who = _who(name, shard).replace("%", "_")  # it becomes part of what may be a %-format
+        self._who = _who(name, shard).replace("%", "_")  # it becomes part of a possible %-format
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**(kwargs.get("extra") or {}), **self._own, "bare_message": msg}
@@ -73,7 +73,7 @@ class _Named(logging.LoggerAdapter[logging.Logger]):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes to the stream it was given, or to the current standard error; falls silent when nobody reads."""
+    """Writes to the given stream, or to the current standard error; falls silent when nobody reads."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__(stream if stream is not None else sys.stderr)
@@ -118,7 +118,7 @@ class _Fields(logging.Formatter):
         return {key: value for key, value in vars(record).items() if key not in _STANDARD and key not in _OWN}
 
     def _error(self, record: logging.LogRecord) -> str | None:
-        """The exception as text: one line where it was foreseen, the whole story where it is a bug."""
+        """The exception as text: one line if it was foreseen, the whole traceback if it is a bug."""
         if not record.exc_info or record.exc_info[1] is None:
             return None
         error = record.exc_info[1]
@@ -128,7 +128,7 @@ class _Fields(logging.Formatter):
 
 
 class _JsonFormatter(_Fields):
-    """One object a line: at (UTC), level, name, shard, logger, message, whatever `extra` held, error."""
+    """One object per line: at (UTC), level, name, shard, logger, message, the contents of `extra`, error."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC)
@@ -174,7 +174,7 @@ def _who(name: str, shard: int | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """Text from elsewhere must not start a line of its own, nor steer the terminal."""
+    """Foreign text must not start a new line, or control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -186,10 +186,10 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 class ClientLog:
-    """Takes the Kafka client's lines, as the logger that confluent_kafka asks for.
+    """Receives the Kafka client's lines, as the logger required by confluent_kafka.
 
-    Each is logged one level lower than the client wants: it reports every broken connection as an error although it
-    connects again by itself, and what matters reaches the relay as a failed delivery or a trouble.
+    Each is logged one level lower than the client intends: it reports every broken connection as an error although it
+    reconnects by itself, and what matters reaches the relay as a failed delivery or a trouble.
     """
 
     def __init__(self, write: Callable[[int, str], None]) -> None:

@@ -1,7 +1,7 @@
 """Counts and rates: throughput for hosts and the dashboard, totals since the start for a monitoring system.
 
-Pure. All times given to one object are readings, in seconds, of the same clock: a monotonic one, so that a step of
-the wall clock bends no rate.
+Pure. All times passed to one object are readings, in seconds, of the same clock: a monotonic one, so that a step of the
+wall clock distorts no rate.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ HISTORY_S = 60
 
 
 class Meter:
-    """Counts acknowledgements and now and then says how fast they come.
+    """Counts acknowledgements and periodically reports their rate.
 
-    A reading is given at most every `interval_s` seconds, and only by `add`: a relay that acknowledges
-    nothing reports nothing. The first reading after an idle time averages over the idle time too.
+    A reading is given at most every `interval_s` seconds, and only by `add`: a relay that acknowledges nothing reports
+    nothing. The first reading after an idle time includes the idle time in its average.
     """
 
     def __init__(self, name: str, start_at: datetime, interval_s: float, *, started: float | None = None) -> None:
-        """`started` is `start_at` on the clock that `add` is given; without it, that clock is UNIX time."""
+        """`started` is `start_at` on the clock passed to `add`; without it, that clock is UNIX time."""
         self._name = name
         self._start = start_at.timestamp()
         self._interval_s = interval_s
@@ -36,7 +36,7 @@ class Meter:
         self._interval_count = 0
 
     def add(self, count: int, now: float) -> MeterRead | None:
-        """Count `count` acknowledged records; a reading when the last one is `interval_s` or longer ago."""
+        """Count `count` acknowledged records; a reading if the last one is at least `interval_s` old."""
         if count <= 0:
             return None
         self._total_count += count
@@ -57,14 +57,14 @@ class Meter:
 
 
 class RateHistory:
-    """Records per second of the last minute: one bucket a second, as `Status.rate_history` shows them.
+    """Records per second in the last minute: one bucket per second, as in `Status.rate_history`.
 
-    The second that is still running is never shown, because half a second's count would read as a slump.
-    Times may not run backwards; one that does counts as the latest second seen.
+    The current second is never shown, because half a second's count would look like a slump. Times must not run
+    backwards; one that does counts as the latest second seen.
     """
 
     def __init__(self, start: float) -> None:
-        self._second = int(start)  # the one that is filling
+        self._second = int(start)  # the current one
         self._filling = 0
         self._full: deque[int] = deque(maxlen=HISTORY_S)
 
@@ -79,7 +79,7 @@ class RateHistory:
         return tuple(map(float, self._full))
 
     def rate(self, now: float) -> float:
-        """Records/s over the last three complete seconds, or those there are; 0 before the first."""
+        """Records/s over the last three complete seconds, or as many as exist; 0 before the first."""
         recent = self.rates(now)[-3:]
         return sum(recent) / len(recent) if recent else 0.0
 
@@ -88,7 +88,7 @@ class RateHistory:
         if passed <= 0:
             return
         self._full.append(self._filling)
-        # After a long silence only as many zeros as the history holds are worth writing.
+        # After a long silence, no more zeros than the history holds are needed.
         self._full.extend([0] * min(passed - 1, HISTORY_S))
         self._second += passed
         self._filling = 0
@@ -98,7 +98,7 @@ def _rate(count: int, elapsed_s: float) -> float:
     return count / elapsed_s if elapsed_s > 0 else 0.0
 
 
-# The parts of a harvester that report troubles, and under which name they are counted: the servers' come first.
+# The parts of a harvester that report troubles, and the names under which they are counted: the servers first.
 SOURCES = ("database", "kafka", "shard", "archive", "http")
 _NAMES = {"group": "kafka", "term": "database"}
 _NUMBER = re.compile(r" \d+$")
@@ -106,7 +106,7 @@ _NUMBER = re.compile(r" \d+$")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counters that only grow while the process lives; they do not fall when a shard is replaced or goes."""
+    """Counters that only grow while the process lives; they do not decrease when a shard is replaced or removed."""
 
     latency: Histogram  # create_time -> acknowledged, of all records
     quarantined: int
@@ -114,25 +114,25 @@ class Totals:
     acquired: int  # times that this process came to lead
     remarks: int
     fenced: int
-    troubles: Mapping[str, int]  # by source: how often one began, or became another
+    troubles: Mapping[str, int]  # by source: how often one began or changed
     troubled: frozenset[str]  # sources that have a trouble now
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts troubles and latencies. Not thread-safe: whoever keeps it has a lock."""
+    """Counts troubles and latencies. Not thread-safe: its owner has a lock."""
 
     latency: Histogram = field(default_factory=Histogram)
     troubles: Counter[str] = field(default_factory=Counter)
     _now: set[str] = field(default_factory=set)
 
     def trouble(self, source: str, *, new: bool, over: bool) -> None:
-        """Something about a source, which may be one of many (`shard 3`)."""
+        """A trouble of a source, possibly one of several (`shard 3`)."""
         self.troubles[source_of(source)] += new
         (self._now.discard if over else self._now.add)(source)
 
     def copy_of_latency(self) -> Histogram:
-        """The latencies until now, for a reader on another thread."""
+        """The latencies so far, for a reader on another thread."""
         copy = Histogram()
         copy.merge(self.latency)
         return copy
@@ -144,11 +144,11 @@ class Tally:
 
 
 def source_of(source: str) -> str:
-    """The name under which it is counted."""
+    """The name under which a source is counted."""
     bare = bare_source(source)
     return _NAMES.get(bare, bare)
 
 
 def bare_source(source: str) -> str:
-    """The source without a number: `shard` for each of them."""
+    """The source without a number: `shard` for all shards."""
     return _NUMBER.sub("", source)

@@ -1,8 +1,8 @@
-"""Tells the service manager how the process fares, by the protocol of sd_notify(3).
+"""Notifies the service manager of the process's state, using the protocol of sd_notify(3).
 
-Datagrams of `NAME=value` lines to the Unix socket that NOTIFY_SOCKET names, a path or an abstract name that
-begins with `@`. Where the variable is not set there is nobody to tell, and every call does nothing. No call
-ever raises: a relay must not fail because its manager does not listen.
+Datagrams of `NAME=value` lines to the Unix socket named by NOTIFY_SOCKET, a path or an abstract name that begins with
+`@`. If the variable is not set, every call does nothing. No call ever raises: a relay must not fail because its manager
+does not listen.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import socket
 import time
 from collections.abc import Mapping
 
-_SEND_TIMEOUT_S = 1.0  # a manager that does not read must not hold the relay up
+_SEND_TIMEOUT_S = 1.0  # a manager that does not read must not delay the relay
 
 
 class Notifier:
-    """Every method returns whether a datagram went out."""
+    """Every method returns whether a datagram was sent."""
 
     def __init__(self, address: str | None, *, watchdog_s: float | None = None) -> None:
         self._address = "\0" + address[1:] if address and address.startswith("@") else address or None
@@ -30,7 +30,7 @@ class Notifier:
         return cls(environ.get("NOTIFY_SOCKET"), watchdog_s=_watchdog_s(environ))
 
     def ready(self, status: str | None = None) -> bool:
-        """Start-up is done. Names this process as the main one, in case a wrapper started it."""
+        """Start-up is complete. Declares this process the main one, in case a wrapper started it."""
         self._was_ready = True
         lines = ["READY=1", f"MAINPID={os.getpid()}"]
         if status is not None:
@@ -38,7 +38,7 @@ class Notifier:
         return self._send(lines)
 
     def extend_start(self, by_s: float, status: str) -> bool:
-        """Start-up goes on: the limit that the manager sets for it is not reached before `by_s` from now."""
+        """Start-up continues: the manager's time limit for it will not be reached before `by_s` from now."""
         return self._send([f"EXTEND_TIMEOUT_USEC={round(by_s * 1e6)}", f"STATUS={_one_line(status)}"])
 
     def status(self, text: str) -> bool:
@@ -46,11 +46,11 @@ class Notifier:
         return self._send([f"STATUS={_one_line(text)}"])
 
     def reloaded(self, status: str) -> bool:
-        """The end of `reloading`. Does not end a start-up that still goes on."""
+        """The end of `reloading`. Does not end a start-up that is still in progress."""
         return self.ready(status) if self._was_ready else self.status(status)
 
     def reloading(self) -> bool:
-        """The configuration is being read again; `reloaded` says that it is done (sd_notify(3), Type=notify-reload)."""
+        """The configuration is being reread; `reloaded` marks the end (sd_notify(3), Type=notify-reload)."""
         return self._send(["RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"])
 
     def stopping(self, status: str | None = None) -> bool:
@@ -58,11 +58,11 @@ class Notifier:
         return self._send(["STOPPING=1", *([f"STATUS={_one_line(status)}"] if status is not None else [])])
 
     def watchdog(self) -> bool:
-        """Alive; due at least twice in `watchdog_s` where that is set."""
+        """Alive; due at least twice per `watchdog_s` if set."""
         return self._send(["WATCHDOG=1"])
 
     def widen_watchdog(self, least_s: float) -> bool:
-        """Ask for at least this much time between two `watchdog`; true when it was less."""
+        """Ask for at least this much time between two `watchdog` calls; true if it was less."""
         if self.watchdog_s is None or self.watchdog_s >= least_s:
             return False
         self.watchdog_s = least_s
@@ -76,7 +76,7 @@ class Notifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
                 sender.settimeout(_SEND_TIMEOUT_S)
                 sender.sendto(message, self._address)
-        except (OSError, ValueError):  # no such socket, nobody reads it, no usable address
+        except (OSError, ValueError):  # no such socket, no reader, no usable address
             return False
         return True
 
@@ -86,7 +86,7 @@ def _one_line(text: str) -> str:
 
 
 def _watchdog_s(environ: Mapping[str, str]) -> float | None:
-    """The manager's watchdog interval, when it is meant for this process."""
+    """The manager's watchdog interval, if meant for this process."""
     try:
         if int(environ.get("WATCHDOG_PID", os.getpid())) != os.getpid():
             return None

@@ -1,4 +1,4 @@
-"""Measures the CPU use of processes, from /proc (proc_pid_stat(5)), and calms the garbage collector of ours."""
+"""Measures the CPU use of processes, from /proc (proc_pid_stat(5)), and tunes the garbage collector of ours."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def calm_collector() -> None:
-    """Let the cyclic garbage collector look less often: for processes of our own, never for a host's.
+    """Make the cyclic garbage collector run less often: for our own processes, never for a host's.
 
-    A relay makes and drops a few objects for every record, none of them in a cycle; the collector walks over those
-    that are alive every 700 allocations and finds nothing.
+    A relay makes and drops a few objects for every record, none of them in a cycle; every 700 allocations, the
+    collector traverses live objects and finds nothing.
     """
     gc.collect()
     gc.freeze()
@@ -26,7 +26,7 @@ def parse_stat(text: str) -> tuple[int, int] | None:
 
     None for a zombie, and for any other text.
     """
-    # The second field is the program's name in parentheses and may itself hold spaces and parentheses.
+    # The second field is the program's name in parentheses and may itself contain spaces and parentheses.
     fields = text.rpartition(")")[2].split()
     try:
         if fields[0] in ("Z", "X", "x"):
@@ -37,16 +37,16 @@ def parse_stat(text: str) -> tuple[int, int] | None:
 
 
 class ProcessWatch:
-    """Tells how much CPU a few processes used since the previous look."""
+    """Measures how much CPU several processes used since the previous look."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, int, int]] = {}
 
     def look(self, pids: Iterable[int], now: float) -> dict[int, float]:
-        """Per cent of one core since the previous look, by pid; `now` in seconds, monotonic.
+        """Percent of one core since the previous look, by pid; `now` in seconds, monotonic.
 
-        Processes that have died or are new have none, those that are not asked for are forgotten. CPU time is counted
-        in ticks of 10 ms: looks less than a second apart give coarse figures.
+        Processes that have died or are new have no value, and those not listed are forgotten. CPU time is counted in
+        ticks of 10 ms: looks less than a second apart give coarse values.
         """
         seen: dict[int, tuple[float, int, int]] = {}
         usage: dict[int, float] = {}

@@ -1,13 +1,13 @@
-"""Decides which of many like lines are worth saying. Pure.
+"""Decides which of many similar lines are worth logging. Pure.
 
-A server that is away makes every part of a harvester report it again and again, and its clients' libraries too. What is
-said is one line when that begins, one a minute with the number of reports, and one when it ends:
+An unavailable server makes every part of a harvester report it repeatedly, and so do its client libraries. What is
+logged is one line when that begins, one a minute with the number of reports, and one when it ends:
 
     quiet ──report──▶ begun: said ──report──▶ counted, said once a minute ──end, or a minute of silence──▶ ended: said
 
-Reports have a *kind*, which begins and ends, and a *form*: what is reported, without its figures. A form that is new
-while its kind goes on is said as well, up to a bound, since it may name another cause. What ends and begins again
-within a few seconds has not ended.
+Reports have a *kind*, which begins and ends, and a *form*: the report without its numbers. A new form of a kind that
+continues is logged as well, up to a limit, since it may have another cause. What ends and begins again within a few
+seconds has not ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLIENT_LINE = re.compile(r"([A-Z_0-9]+) \[[^\]]*\]")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`reports`: of this kind in all, over `lasted_s`."""
+    """`reports`: the total of this kind, over `lasted_s`."""
 
     kind: str
     reports: int
@@ -40,21 +40,21 @@ class _Run:
     unsaid: int = 0
     forms: set[str] = field(default_factory=set)
     by_silence: bool = False
-    ended_at: float | None = None  # None while it goes on
+    ended_at: float | None = None  # None while it continues
     end_is_said: bool = False
-    comes_and_goes: bool = False  # its end was said, and it was not the end
+    comes_and_goes: bool = False  # its end was logged, but it came back
 
 
 class Repeats:
-    """Not thread-safe: whoever keeps it has a lock. All times are readings of one monotonic clock, in seconds."""
+    """Not thread-safe: its owner has a lock. All times are readings of one monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
 
     def report(self, kind: str, form: str, now: float, *, by_silence: bool = False) -> int | None:
-        """How many reports that were not said this one stands for, if it is worth a line; else None.
+        """If this report is worth a line: how many unlogged reports it represents; otherwise None.
 
-        `by_silence`: nobody calls `end` for this kind. It ends with a minute in which nothing is reported.
+        `by_silence`: nobody calls `end` for this kind. It ends after a minute without reports.
         """
         run = self._runs.get(kind)
         if run is None or (run.ended_at is not None and now - run.ended_at >= _APART_S):
@@ -75,24 +75,24 @@ class Repeats:
         return None
 
     def end(self, kind: str, now: float) -> Ended | None:
-        """Nothing of this kind is wrong any more. None where that is not worth a line, now or at all."""
+        """Nothing of this kind is wrong any more. None if that is not worth a line, now or at all."""
         run = self._runs.get(kind)
         if run is None or run.ended_at is not None:
             return None
         run.ended_at = now
         if run.comes_and_goes:
-            return None  # it comes and goes: `due` says when it has stayed away
+            return None  # it comes and goes: `due` reports when it has stayed away
         run.end_is_said = True
         return Ended(kind, run.reports, now - run.began_at)
 
     def forget(self, kind: str, now: float) -> None:
-        """Whoever reported it is gone: it has ended, and nothing is said about that."""
+        """The source is gone: the kind has ended, which is not logged."""
         run = self._runs.get(kind)
         if run is not None and run.ended_at is None:
             run.ended_at, run.end_is_said = now, True
 
     def due(self, now: float) -> list[Ended]:
-        """What has ended without a word: by a minute of silence, or a while ago. Ask about once a second."""
+        """What has ended by itself: by a minute of silence, or a while ago. To be called about once a second."""
         ended = []
         for kind, run in list(self._runs.items()):
             if run.ended_at is None:
@@ -109,11 +109,11 @@ class Repeats:
 
 
 def form_of(text: str) -> str:
-    """What of a text stays the same when it is said again: no figures, ids, or remarks in brackets."""
+    """The part of a text that stays the same when it is repeated: without numbers, ids, or remarks in brackets."""
     return _VARYING.sub("", text)
 
 
 def client_form(text: str) -> str | None:
-    """The facility and the cause, if this is a line of the Kafka client; None otherwise."""
+    """The facility and the cause of a line of the Kafka client; None for other lines."""
     found = _CLIENT_LINE.match(text)
     return None if found is None else f"{found[1]} {form_of(text).rpartition(': ')[2].strip()}"

@@ -2,11 +2,10 @@
 
     row's headers ─extract─▶ parent ─▶ span "send <topic>" ─inject─▶ the Kafka record's headers
 
-`TracingProducer` wraps a shard's producer, so that tracing costs nothing where it is off. A
-record without a trace context is passed on as it is; the other headers, `baggage` among them, always are. Each attempt
-is a span of its own; it ends with the delivery report, in a transaction with the transaction. How spans are sampled and
-where they go is in the environment (OTEL_…), as everywhere: see docs/operations.md. `traced` continues the trace at a
-consumer. An extra: `[otel]`.
+`TracingProducer` wraps a shard's producer, so tracing costs nothing when it is off. A record without a trace context is
+passed on unchanged; so are the other headers, including `baggage`. Each attempt is a separate span; it ends with the
+delivery report, in a transaction with the transaction. Sampling and destination of spans are defined by the environment
+(OTEL_…), as usual: see docs/operations.md. `traced` continues the trace at a consumer. An extra: `[otel]`.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ Headers = list[tuple[str, bytes | None]]
 Report = Callable[[Any, Any], None]  # error or None, message
 F = TypeVar("F", bound=Callable[[Any], Any])
 
-_EXPORTERS = "opentelemetry_traces_exporter"  # the entry points that OTEL_TRACES_EXPORTER names
+_EXPORTERS = "opentelemetry_traces_exporter"  # the entry points for OTEL_TRACES_EXPORTER
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 _FLUSH_S = 2.0
-# We add nothing to baggage: it goes on as it came, byte for byte. Written anew, its properties and whatever is beyond
-# the limits of the propagator would change.
+# We add nothing to baggage: it is passed on byte for byte. If rewritten, its properties and whatever exceeds the
+# propagator's limits would change.
 _BAGGAGE = W3CBaggagePropagator().fields
 
 
 def make_provider(instance: str, environ: Mapping[str, str] = os.environ) -> TracerProvider:
-    """A provider as the environment describes it. Raises ConfigurationError for an exporter that is not installed."""
+    """A provider configured by the environment. Raises ConfigurationError for an exporter that is not installed."""
     attributes = {"service.instance.id": instance}
     if not environ.get("OTEL_SERVICE_NAME") and "service.name=" not in environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         attributes["service.name"] = "harvester"
@@ -67,7 +66,7 @@ def make_provider(instance: str, environ: Mapping[str, str] = os.environ) -> Tra
 
 
 def exporter_names(environ: Mapping[str, str]) -> list[str]:
-    """The exporters that OTEL_TRACES_EXPORTER names (default: `otlp`), as names of entry points."""
+    """The exporters in OTEL_TRACES_EXPORTER (default: `otlp`), as names of entry points."""
     protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     otlp = _PROTOCOLS.get(protocol or "http/protobuf", "otlp_proto_http")
     named = [name.strip() for name in (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")]
@@ -75,7 +74,7 @@ def exporter_names(environ: Mapping[str, str]) -> list[str]:
 
 
 def check_tracing(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises ConfigurationError where spans could not be exported."""
+    """Raises ConfigurationError if spans could not be exported."""
     for name in exporter_names(environ):
         _exporter_class(name)
 
@@ -89,7 +88,7 @@ def _exporter_class(name: str) -> Any:
 
 
 def flush(provider: TracerProvider) -> None:
-    """Export what is left, for two seconds at the most: a collector that is away holds up no end."""
+    """Export what is left, for at most two seconds: an unavailable collector must not delay the end."""
     thread = threading.Thread(target=provider.force_flush, name="spans", daemon=True)
     thread.start()
     thread.join(_FLUSH_S)
@@ -120,7 +119,7 @@ class TracingProducer:
         self._tracer = provider.get_tracer("harvester")
         self._map = get_global_textmap()
         self._fields = frozenset(self._map.fields) - _BAGGAGE
-        self._open: list[Span] = []  # of the transaction
+        self._open: list[Span] = []  # spans of the transaction
         self._none = Context()
 
     def __getattr__(self, name: str) -> Any:
@@ -137,7 +136,7 @@ class TracingProducer:
         timestamp: int = 0,
         headers: Headers | None = None,
     ) -> None:
-        """As the original, by position."""
+        """Like the original, with positional arguments."""
         begun = self._begin(topic, key, headers) if headers else None
         if begun is None:
             self._producer.produce(topic, value, key, partition, on_delivery, callback, timestamp, headers)
@@ -155,7 +154,7 @@ class TracingProducer:
             self._open.append(span)
 
     def commit_transaction(self, *arguments: Any) -> None:
-        """As the original."""
+        """Like the original."""
         try:
             self._producer.commit_transaction(*arguments)
         except BaseException as error:
@@ -164,17 +163,17 @@ class TracingProducer:
         self._end_all(None)
 
     def abort_transaction(self, *arguments: Any) -> None:
-        """As the original."""
-        self._end_all("the transaction was given up")
+        """Like the original."""
+        self._end_all("the transaction was aborted")
         self._producer.abort_transaction(*arguments)
 
     def purge(self, *arguments: Any) -> None:
-        """As the original; what is purged is not sent."""
+        """Like the original; what is purged is not sent."""
         self._end_all("the producer was given up")
         self._producer.purge(*arguments)
 
     def _begin(self, topic: str, key: bytes | None, headers: Headers) -> tuple[Span, Context] | None:
-        """A span below the one that the headers name, and all that they say; None where they name none."""
+        """A span below the one in the headers, and their whole context; None if they have none."""
         parent = self._map.extract(headers, self._none, _GETTER)
         if not get_current_span(parent).get_span_context().is_valid:
             return None
@@ -210,11 +209,11 @@ class TracingProducer:
 
 
 def traced(handler: F, *, group: str | None = None, provider: AnyProvider | None = None) -> F:
-    """A consumer's handler, function or coroutine function, each call of which is a span "process <topic>".
+    """A consumer's handler, function or coroutine function, with a span "process <topic>" for each call.
 
-    The span of a record continues the trace that its headers name, and is the current one while the handler runs; that
-    of a list has a link to each of those traces. What the handler raises is noted and comes out. `provider` defaults to
-    the application's own; `group` becomes an attribute.
+    The span of a record continues the trace in its headers, and is the current one while the handler runs; the span of
+    a list has a link to each of those traces. The handler's exceptions are recorded and propagated. `provider` defaults
+    to the application's own; `group` becomes an attribute.
     """
     tracer = (provider or get_tracer_provider()).get_tracer("harvester")
 
@@ -252,7 +251,7 @@ def traced(handler: F, *, group: str | None = None, provider: AnyProvider | None
 
 
 def _end(span: Span, error: str | None) -> None:
-    if span.is_recording():  # one that has ended does not
+    if span.is_recording():  # a span that has ended does not
         if error is not None:
             span.set_status(Status(StatusCode.ERROR, error))
         span.end()

@@ -1,8 +1,8 @@
 """Verifies a harvester: reads the truth from the database and the history from Kafka, and judges both.
 
-The order of the steps makes it right even while pump and harvester still run: first the truth (whatever is purged by
-then was acknowledged before), then the ends of the topics and their records, last the counts again, because what was
-committed in between may have been delivered as well.
+The order of the steps makes the result right even while pump and harvester are still running: first the truth (whatever
+is purged by then was acknowledged before), then the ends of the topics and their records, last the counts again,
+because what was committed in between may have been delivered as well.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from harvester.verify.verdict import Verdict, judge
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """A verdict with what was measured. `examples` are findings as text, with positions in the log.
+    """A verdict with the measurements. `examples` are findings as text, with positions in the log.
 
-    `sequenced` is what the records' headers alone tell; the verdict does not depend on it.
+    `sequenced` is what the records' headers alone show; the verdict does not depend on it.
     """
 
     verdict: Verdict
@@ -39,7 +39,7 @@ class VerifyReport:
     sequenced: Sequenced = field(default_factory=lambda: Sequences().judge())
 
     def summary(self) -> dict[str, int | float | None]:
-        """The figures that scripts read; the order is that of the documentation."""
+        """The values for scripts, in the order of the documentation."""
         verdict, timing = self.verdict, self.timing
         return {
             "inserted": verdict.inserted,
@@ -54,7 +54,7 @@ class VerifyReport:
         }
 
     def details(self) -> dict[str, object]:
-        """The summary and what `verify` tells beyond it."""
+        """The summary and further results of `verify`."""
         verdict = self.verdict
         return {
             **self.summary(),
@@ -79,11 +79,11 @@ def verify(
     claim_check: StoreSettings | None = None,
     on_progress: Callable[[int], None] = lambda records: None,
 ) -> VerifyReport:
-    """Compare an outbox that was filled by the pump with what Kafka holds.
+    """Compare an outbox filled by the pump with the contents of Kafka.
 
-    `topics` defaults to those the pump wrote to; `header` is the name of the relay's own; `claim_check`: the store of
-    values that are too large for Kafka. Raises SchemaError without a pump's side table, DatabaseUnavailable,
-    BrokerUnavailable, BrokerError, ClaimCheckError; never because of anything else that it finds.
+    `topics` defaults to those the pump wrote to; `header` is the name of the relay's header; `claim_check`: the store
+    for values too large for Kafka. Raises SchemaError without a pump's side table, DatabaseUnavailable,
+    BrokerUnavailable, BrokerError, ClaimCheckError; never because of its findings.
     """
     with connect(dsn, application_name="harvester verify") as connection:
         shape = inspect(connection, table)
@@ -121,9 +121,8 @@ def verify(
 class Truth:
     """One snapshot of the database. `pending` and `quarantined`: key -> numbers found there.
 
-    `given_up`: streams and sequence numbers of what is in quarantine, for `sequences`.
-    `foreign` says which rows of outbox and quarantine are not the pump's, at most a few of them, and
-    `foreign_rows` how many there are.
+    `given_up`: streams and sequence numbers of quarantined records, for `sequences`. `foreign` lists a few rows of
+    outbox and quarantine that are not the pump's, and `foreign_rows` is their number.
     """
 
     counts: Mapping[str, int]
@@ -136,9 +135,9 @@ class Truth:
 
 
 def read_truth(connection: Connection, table: OutboxTable, shape: OutboxShape) -> Truth:
-    """Everything the judge needs from the database, in one snapshot; needs an autocommit connection.
+    """Everything the judge needs from the database, in one snapshot; requires an autocommit connection.
 
-    Raises SchemaError when no pump has run on this outbox.
+    Raises SchemaError if no pump has written to this outbox.
     """
     side = side_table(table, shape)
     pending, quarantined = _Rows(), _Rows()
@@ -169,14 +168,14 @@ def read_truth(connection: Connection, table: OutboxTable, shape: OutboxShape) -
 
 
 def read_counts(connection: Connection, table: OutboxTable, shape: OutboxShape) -> dict[str, int]:
-    """Only the counts, as they are now."""
+    """Only the current counts."""
     side = side_table(table, shape)
     with database_errors(f"read {side.sql}"):
         return dict(connection.execute(f"SELECT key, count FROM {side.sql}").fetchall())
 
 
 class _Rows:
-    """What stands in one table, sorted into the pump's and others'."""
+    """The rows of one table, separated into the pump's and others."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, set[int]] = {}

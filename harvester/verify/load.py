@@ -1,12 +1,12 @@
 """Plans a load from a seed, and defines the form of its records.
 
-The plan fixes how many records each key gets in total; which writer performs which transaction, and so which of two
-concurrent ones commits first, is left to chance.
+The plan determines how many records each key gets in total; which writer performs which transaction, and so which of
+two concurrent ones commits first, is left to chance.
 
-The form of a pumped record: key `k-000123`, value `<number>:<microseconds>:<kind>:` padded with `.`. The number
-counts the key's records from 1. The microseconds are the server's clock since the UNIX epoch, read when the row was
-inserted, after the key's lock was held. The kind tells how the transaction was going to end, so that a published row
-of a rolled-back transaction convicts itself although its number is used again later.
+The form of a pumped record: key `k-000123`, value `<number>:<microseconds>:<kind>:` padded with `.`. The number counts
+the key's records from 1. The microseconds are the server's clock since the UNIX epoch, read when the row was inserted,
+while holding the key's lock. The kind states how the transaction was going to end, so that a published row of a
+rolled-back transaction is recognised although its number is used again later.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MIN_VALUE_BYTES = 40  # 18 digits of number, 16 of time, one of kind, three colo
 PREFIX_BYTES = 48  # enough of a value to parse it
 
 COMMITTED = "c"
-LATE = "l"  # its transaction stayed open after the insert: not fit for latencies
+LATE = "l"  # its transaction stayed open after the insert: unsuitable for latencies
 ROLLED_BACK = "r"
 _KINDS = {b"c": COMMITTED, b"l": LATE, b"r": ROLLED_BACK}
 
 
 class Pumped(NamedTuple):
-    """The parsed head of a value."""
+    """The parsed beginning of a value."""
 
     seq: int
     created_us: int
@@ -44,7 +44,7 @@ def key_name(index: int) -> str:
 
 
 def parse(value: bytes | None) -> Pumped | None:
-    """Read a value or any prefix of it of PREFIX_BYTES; None when it is not one of ours."""
+    """Parse a value, or any prefix of it of PREFIX_BYTES; None if it is not one of ours."""
     if value is None:
         return None
     parts = value[:PREFIX_BYTES].split(b":", 3)
@@ -64,11 +64,11 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to write. `records` counts committed ones, rolled-back ones come on top.
+    """What to write. `records` counts committed ones; rolled-back ones are additional.
 
-    `rate_per_s` (of committed records) None is as fast as it goes. `skew` is the exponent of a Zipf distribution
-    over the keys, 0 is uniform. `late` and `rollbacks` are shares of the transactions. Key i goes to topic
-    i mod len(topics). `value_bytes` is the size of every value.
+    `rate_per_s` (of committed records) None means as fast as possible. `skew` is the exponent of a Zipf distribution
+    over the keys, 0 is uniform. `late` and `rollbacks` are fractions of the transactions. Key i goes to topic i mod
+    len(topics). `value_bytes` is the size of every value.
     """
 
     records: int
@@ -85,20 +85,20 @@ class Load:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError with everything that is wrong."""
+        """Raises ConfigurationError with all problems."""
         rules = (
             (self.records >= 0, "records", "0 or more"),
             (bool(self.topics) and all(map(is_topic, self.topics)), "topic", "names of 1 to 249 of A-Z a-z 0-9 . _ -"),
             (1 <= self.keys <= 10_000_000, "keys", "1 to 10,000,000"),
-            (self.rate_per_s is None or self.rate_per_s > 0, "rate", "above 0 (leave it out for no limit)"),
+            (self.rate_per_s is None or self.rate_per_s > 0, "rate", "above 0 (omit it for no limit)"),
             (self.value_bytes >= MIN_VALUE_BYTES, "size", f"{MIN_VALUE_BYTES} bytes or more"),
             (1 <= self.rows_per_transaction <= 100_000, "rows-per-transaction", "1 to 100,000"),
             (1 <= self.writers <= 100, "writers", "1 to 100"),
             (0 <= self.skew <= 10, "skew", "0 to 10"),
-            (0 <= self.late <= 1, "late", "a share from 0 to 1"),
-            (0 <= self.rollbacks < 1, "rollbacks", "a share from 0 up to, not including, 1"),
+            (0 <= self.late <= 1, "late", "a fraction from 0 to 1"),
+            (0 <= self.rollbacks < 1, "rollbacks", "a fraction from 0 up to, but not including, 1"),
             (self.late + self.rollbacks <= 1, "late", "not more than 1 together with rollbacks"),
-            (self.late == 0 or self.writers > 1, "writers", "2 or more with late commits: one has to overtake"),
+            (self.late == 0 or self.writers > 1, "writers", "2 or more with late commits: one must overtake"),
             (0 <= self.headers <= 100, "headers", "0 to 100"),
         )
         problems = [
@@ -120,8 +120,9 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedTransaction:
-    """One transaction: the keys of its rows in order (a key may occur again), and `first`, the number of committed
-    records planned before it, from which its time under a rate follows."""
+    """One transaction: the keys of its rows in order (a key may be repeated), and `first`, the number of committed
+    records planned before it, which determines its time at a given rate.
+    """
 
     keys: tuple[int, ...]
     ending: Ending
@@ -129,7 +130,7 @@ class PlannedTransaction:
 
 
 def plan(load: Load) -> Iterator[PlannedTransaction]:
-    """The transactions of a load in order; those that commit have `load.records` rows together."""
+    """The transactions of a load in order; those that commit have `load.records` rows in total."""
     rng = random.Random(load.seed)
     weights = list(itertools.accumulate((rank + 1) ** -load.skew for rank in range(load.keys))) if load.skew else None
     population = range(load.keys)

@@ -1,12 +1,12 @@
-"""Writes a planned load into the outbox with several writers, and counts it: the side table `<outbox>_pump`.
+"""Writes a planned load into the outbox with several writers, and counts it in the side table `<outbox>_pump`.
 
-A transaction is one statement: it locks the rows of its keys in the side table in the order of the keys (so two
-transactions never wait for each other in a circle), counts them up and inserts the records, numbered from there, in
-the order of the plan. The server builds the values, so little goes over the connection.
+A transaction is one statement: it locks the rows of its keys in the side table in key order (to avoid deadlocks),
+increments their counts and inserts the records, numbered accordingly, in the order of the plan. The server builds the
+values, so little is sent over the connection.
 
-The side table (key, topic, count) is the ground truth. A count is raised in the transaction that inserts the records it
-counts, under a lock on its row; so the records of one key are serial, and the table is right whatever happens to the
-pump.
+The side table (key, topic, count) is the ground truth. A count is raised in the transaction that inserts the counted
+records, under a lock on its row; so the records of one key are serialised, and the table is right whatever happens to
+the pump.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def pump(
     stop: threading.Event | None = None,
     on_progress: Callable[[int], None] = lambda records: None,
 ) -> PumpReport:
-    """Write a load; returns early, with a true report, when `stop` is set.
+    """Write a load; returns early, with a correct report, if `stop` is set.
 
-    `on_progress` is called with the number of committed records on the calling thread, some 20 times a second.
-    Raises what `prepare` raises, SchemaError, and DatabaseUnavailable; records committed before an error
-    stay and are counted, and another pump with `append` can go on from there.
+    `on_progress` is called with the number of committed records on the calling thread, some 20 times a second. Raises
+    what `prepare` raises, SchemaError, and DatabaseUnavailable; records committed before an error remain and are
+    counted, and another pump with `append` can continue from there.
     """
     with connect(dsn, application_name="harvester pump") as connection:
         shape = inspect(connection, table)
@@ -73,21 +73,21 @@ def pump(
 
 
 def side_table(table: OutboxTable, shape: OutboxShape) -> OutboxTable:
-    """The name of the side table; it stands in the schema in which the outbox was found."""
+    """The name of the side table, which is in the outbox's schema."""
     return OutboxTable(schema=shape.schema, name=f"{table.name}_pump")
 
 
 def prepare(connection: Connection, table: OutboxTable, shape: OutboxShape, load: Load, *, append: bool) -> None:
-    """Make the side table ready for a load, or refuse; needs an autocommit connection.
+    """Prepare the side table for a load, or refuse; requires an autocommit connection.
 
-    Raises OutboxError when the outbox holds records that no pump wrote, when an earlier pump's counts are there and
-    `append` is false, or when a key would change its topic; ConfigurationError when the values do not fit.
+    Raises OutboxError if the outbox contains records that no pump wrote, if an earlier pump's counts exist and `append`
+    is false, or if a key would change its topic; ConfigurationError if the values do not fit.
     """
     _check_sizes(shape, load)
     side = side_table(table, shape)
     with database_errors(f"prepare {side.sql}"), connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (side.sql,))
-        # fillfactor leaves room on each page, so that counting up stays within it (heap-only updates).
+        # fillfactor leaves room on each page, so that updates of counts stay within it (heap-only updates).
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS {side.sql} (key text PRIMARY KEY, topic text NOT NULL,"
             " count bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50)"
@@ -96,13 +96,13 @@ def prepare(connection: Connection, table: OutboxTable, shape: OutboxShape, load
         if counted and not append:
             raise OutboxError(
                 f"{side.sql} counts {counted} records of an earlier pump",
-                hint=f"continue it with --append, or begin anew: empty {table.sql} and DROP TABLE {side.sql}",
+                hint=f"continue it with --append, or start over: empty {table.sql} and DROP TABLE {side.sql}",
             )
         strangers, first = fetch_row(connection, _strangers_sql(table, side, shape))
         if strangers:
             raise OutboxError(
                 f"{table.sql} holds {strangers} records that no pump has counted (the first has id {first})",
-                hint="drain the outbox, or give the pump an outbox_table of its own",
+                hint="drain the outbox, or give the pump its own outbox_table",
             )
         keys = [key_name(index) for index in range(load.keys)]
         topics = [load.topics[index % len(load.topics)] for index in range(load.keys)]
@@ -117,10 +117,10 @@ def prepare(connection: Connection, table: OutboxTable, shape: OutboxShape, load
         ).fetchone()
         if moved:
             raise OutboxError(
-                f"key {moved[0]} went to topic {moved[1]!r} so far and would now go to {moved[2]!r}",
+                f"key {moved[0]} went to topic {moved[1]!r} so far, but would now go to {moved[2]!r}",
                 hint="name the same topics in the same order as before",
             )
-    # Without statistics the plan of the writers' statement is a guess that suits no size.
+    # Without statistics, the plan of the writers' statement is a guess that suits no size.
     with database_errors(f"analyze {side.sql}"):
         connection.execute(f"ANALYZE {side.sql}")
 
@@ -129,8 +129,8 @@ def _check_sizes(shape: OutboxShape, load: Load) -> None:
     for column, kind in (("kafka_key", shape.key_stored), ("kafka_value", shape.value_stored)):
         if kind is not None:
             raise SchemaError(
-                f"the pump writes plain text, which {column}, of type {kind}, does not take",
-                hint="give the pump an outbox_table of its own",
+                f"the pump writes plain text, which {column}, of type {kind}, does not accept",
+                hint="give the pump its own outbox_table",
             )
     problems = []
     if shape.value_max is not None and load.value_bytes > shape.value_max:
@@ -143,7 +143,7 @@ def _check_sizes(shape: OutboxShape, load: Load) -> None:
 
 
 def prefix_sql(shape: OutboxShape) -> str:
-    """The beginning of a value, by which `parse` knows it."""
+    """The beginning of a value, sufficient for `parse`."""
     if shape.value_type == "bytea":
         return f"substring(kafka_value from 1 for {PREFIX_BYTES})"
     return f"left(kafka_value, {PREFIX_BYTES})"
@@ -176,7 +176,7 @@ class _Run:
         self._taking = threading.Lock()
         self._failed = threading.Event()
         self._began_at = 0.0
-        # Guarded by _changed; the highest id that is committed tells late transactions that they were overtaken.
+        # Guarded by _changed; the highest committed id shows late transactions that they were overtaken.
         self._changed = threading.Condition()
         self._highest_id = 0
         self._records = self._committed = self._late = self._overtaken = self._rolled_back = 0
@@ -204,7 +204,7 @@ class _Run:
         )
 
     def _write(self) -> None:
-        """One writer, from connect to the end of the plan."""
+        """One writer, from connecting to the end of the plan."""
         try:
             with (
                 connect(self._dsn, application_name="harvester pump") as connection,
@@ -219,7 +219,7 @@ class _Run:
                         return
                     self._perform(connection, [self._names[key] for key in transaction.keys], transaction.ending)
         except Exception:
-            self._failed.set()  # the other writers end; the caller's thread raises it
+            self._failed.set()  # ends the other writers; the caller's thread raises it
             raise
 
     def _perform(self, connection: Connection, keys: list[str], ending: Ending) -> None:
@@ -259,7 +259,7 @@ class _Run:
             return self._changed.wait_for(lambda: self._highest_id > last_id, LATE_BOUND_S)
 
     def _wait_until(self, deadline: float) -> bool:
-        """False when the run ends before that."""
+        """False if the run ends before that."""
         while not self._ending():
             left = deadline - time.monotonic()
             if left <= 0:

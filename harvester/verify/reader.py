@@ -1,7 +1,7 @@
 """Reads topics from their first record to the end they had at the start, into a compact `History` of each key.
 
 The end is recognised by what arrives, a record at it or the client's end-of-partition event past it, never by counting
-offsets: transaction markers and aborted records leave holes, also at the very end.
+offsets: transaction markers and aborted records leave holes, even at the very end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _silent.propagate = False
 
 
 class _KeyLog:
-    """One key's records in the order of the log; `offsets` and `places` stand beside `numbers`."""
+    """One key's records in log order; `offsets` and `places` are parallel to `numbers`."""
 
     __slots__ = ("numbers", "offsets", "place", "places")
 
@@ -41,7 +41,7 @@ class _KeyLog:
         self.numbers = array("q")
         self.offsets = array("q")
         self.place = place
-        self.places: array[int] | None = None  # only made when the key is found in a second partition
+        self.places: array[int] | None = None  # only created if the key is found in a second partition
 
     def add(self, number: int, offset: int, place: int) -> None:
         if place != self.place and self.places is None:
@@ -54,9 +54,10 @@ class _KeyLog:
 
 @dataclass(frozen=True, slots=True)
 class LogTimes:
-    """`rate_per_s`: records between the first and the last timestamp of the log. Latencies: from the insert of the
-    row to the timestamp of its record, of first deliveries in order whose transaction did not stay open on purpose.
-    None where there is nothing to tell it from. Timestamps are in milliseconds, so that is the resolution."""
+    """`rate_per_s`: records between the first and the last timestamp of the log. Latencies: from the insertion of the
+    row to the timestamp of its record, for first deliveries in order whose transaction did not intentionally stay open.
+    None if there are no data. Timestamps are in milliseconds, so that is the resolution.
+    """
 
     rate_per_s: float | None
     p50_ms: float | None
@@ -66,7 +67,7 @@ class LogTimes:
 class History:
     """Filled with `add` for each record of a partition in offset order; places are numbered by `place`.
 
-    `sequences` is filled beside it, with the records that carry an origin.
+    `sequences` is filled in parallel, with the records that carry an origin.
     """
 
     def __init__(self) -> None:
@@ -81,12 +82,12 @@ class History:
         self._last_ms: int | None = None
 
     def place(self, topic: str, partition: int) -> int:
-        """The number of a partition; asked once for each."""
+        """The number of a partition; called once for each."""
         self._places.append((topic, partition))
         return len(self._places) - 1
 
     def add(self, place: int, offset: int, key: bytes | None, value: bytes | None, timestamp_ms: int) -> None:
-        """Take one record. `timestamp_ms` is negative where the log has none."""
+        """Add one record. `timestamp_ms` is negative if the log has none."""
         self.records += 1
         pumped = parse(value)
         if pumped is None or key is None or pumped.kind == ROLLED_BACK:
@@ -117,11 +118,11 @@ class History:
                 yield name, number
 
     def scattered(self) -> list[str]:
-        """Keys that stand in more than one partition."""
+        """Keys that are in more than one partition."""
         return [_text(key) for key, log in self._keys.items() if log.places is not None]
 
     def where(self, key: str, seq: int, limit: int = 5) -> list[str]:
-        """Positions (`topic[partition]@offset`) of one record in the log, for whoever has to look at it."""
+        """Positions (`topic[partition]@offset`) of one record in the log, for inspection."""
         log = self._keys.get(key.encode())
         if log is None:
             return []
@@ -143,7 +144,7 @@ class History:
 
 
 def percentile_ms(ordered_us: list[int], share: float) -> float | None:
-    """The smallest value that `share` of the values do not exceed (nearest rank); None when there are none."""
+    """The smallest value not exceeded by `share` of the values (nearest rank); None if there are none."""
     if not ordered_us:
         return None
     rank = max(1, -(-len(ordered_us) * round(share * 1000) // 1000))
@@ -166,12 +167,12 @@ def read(
 ) -> History:
     """Read `topics` to their end. `options` are the client's (bootstrap.servers, security).
 
-    `header` names the one that says where a record comes from; empty: there is none. `claim_check`: the store of values
-    that are too large for Kafka, which are read as well; raises ClaimCheckError for one that is missing or changed.
+    `header` names the header with a record's origin; empty: there is none. `claim_check`: the store for values too
+    large for Kafka, which are read as well; raises ClaimCheckError for a missing or changed one.
 
-    A topic that does not exist counts as empty: nothing was delivered to it. `timeout_s` bounds how long nothing
-    may arrive; `on_progress` gets the number of records read. Raises BrokerUnavailable; BrokerError for what
-    waiting does not help, and when an open transaction hides records from a read_committed reader for that long.
+    A topic that does not exist counts as empty: nothing was delivered to it. `timeout_s` limits how long nothing may
+    arrive; `on_progress` receives the number of records read. Raises BrokerUnavailable; BrokerError for what waiting
+    does not solve, and if an open transaction hides records from a read_committed reader for that long.
     """
     checks = None if claim_check is None else ClaimChecks(claim_check)
     reader = _Reader(options, isolation, timeout_s, header, checks, on_progress)
@@ -201,7 +202,7 @@ class _Reader:
         self._options = {
             **options,
             "error_cb": self._note,
-            "group.id": "harvester-verify",  # demanded by the client; nothing joins or commits
+            "group.id": "harvester-verify",  # required by the client; nothing joins or commits
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "allow.auto.create.topics": False,
@@ -225,7 +226,7 @@ class _Reader:
         self._consumer.close()
 
     def unavailable(self, what: str) -> BrokerUnavailable:
-        """An error explained by the last thing the client complained about."""
+        """An error explained by the client's last complaint."""
         reason = f" ({self._complaint})" if self._complaint and self._complaint not in what else ""
         return BrokerUnavailable(f"{what}{reason}", hint=BrokerUnavailable.NO_ANSWER)
 
@@ -262,7 +263,7 @@ class _Reader:
                     if offset >= end - 1:
                         del left[place]
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    if offset >= end:  # else an open transaction hides the rest, for now
+                    if offset >= end:  # otherwise an open transaction hides the rest, for now
                         del left[place]
                 elif error.fatal() or not error.retriable():
                     raise BrokerError(f"reading {_name(place)} failed: {error.str()}")
@@ -270,8 +271,8 @@ class _Reader:
         return self._history
 
     def _bounds(self, topics: list[str]) -> dict[Partition, tuple[int, int]]:
-        """The first offset and the one after the last of each partition that is not empty; of existing topics only."""
-        # A read_committed client is told the end of what it may read; here the true end is wanted.
+        """The first offset and the end of each partition that is not empty; only of existing topics."""
+        # A read_committed client gets the end of what it may read; the true end is needed here.
         asking = Consumer({**self._options, "isolation.level": "read_uncommitted"}, logger=_silent)
         try:
             metadata = asking.list_topics(timeout=self._timeout_s)
@@ -284,8 +285,8 @@ class _Reader:
                         found[topic, partition] = (low, high)
             return found
         except KafkaException as error:
-            asking.poll(0)  # hears complaints: to the one who asks, a wrong password looks like silence
-            raise self.unavailable(f"Kafka did not tell the ends of its topics: {_reader_text(error)}") from error
+            asking.poll(0)  # serves error callbacks: to the caller, a wrong password looks like silence
+            raise self.unavailable(f"Kafka did not return the ends of its topics: {_reader_text(error)}") from error
         finally:
             asking.close()
 
@@ -293,7 +294,7 @@ class _Reader:
         return read_bounds(consumer, *place, self._timeout_s)
 
     def _silence(self, left: Mapping[Partition, int]) -> BrokerError:
-        """Why nothing comes any more."""
+        """Why nothing arrives any more."""
         for place, end in sorted(left.items()):
             readable = self._watermarks(self._consumer, place)[1]
             if readable < end:
@@ -305,7 +306,7 @@ class _Reader:
         return self.unavailable(f"nothing arrived within {self._timeout_s:g} s; {waiting} not read to the end")
 
     def _note(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._complaint:  # it follows the one that says why
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._complaint:  # it follows the one with the reason
             self._complaint = error.str()
 
 

@@ -1,20 +1,20 @@
 """Finds missing records from the sequence numbers of all others, without the database.
 
-A *stream* is what one producer of one lane sent under one term. It numbers its records 1, 2, 3, … when each is sent
-for the first time; a record that is tried again keeps its number. So a number missing below the highest one seen is a
-record that was given a number and is not in the log. Such a *hole* is
+A *stream* is what one producer of one lane sent under one term. It numbers its records 1, 2, 3, … when each is sent for
+the first time; a retried record keeps its number. So a number missing below the highest one seen is a record that was
+given a number and is not in the log. Such a *hole* is
 
     given up     a quarantine notice names it
     handed over  the stream has ended: a later term, or a later producer of the same lane and term, sends what it left
     open         the stream is the last of its lane: the record is still under way, or lost
 
-Producers are told apart by a number that says nothing of their order; the one whose records have the latest time in
+Producers are distinguished by a number that does not reflect their order; the one whose records have the latest time in
 the log is the last.
 
-Only the last kind speaks of loss, and only once the harvester has stopped with its outbox empty. Two ids under one
+Only the last kind indicates loss, and only once the harvester has stopped with its outbox empty. Two ids under one
 number (a *clash*) are never right for a reader of committed records; one id under several numbers is a repeat.
 
-The topics have to be whole: what retention or compaction removed looks like a hole.
+The topics must be complete: what retention or compaction removed looks like a hole.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stream(NamedTuple):
 
     @classmethod
     def of(cls, origin: Origin) -> Stream:
-        """The one that this record's number belongs to."""
+        """The stream to which this record's number belongs."""
         return cls(origin.incarnation, origin.term, origin.lane, origin.producer)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Sequenced:
-    """Counts of records. `repeats`: beyond the first of an id. `holes` counts numbers; every kind is there.
+    """Counts of records. `repeats`: beyond the first of an id. `holes` counts numbers; all kinds are present.
 
     `clashes` counts ids beyond the first of a number; `examples` are up to MAX_FINDINGS clashes and open gaps as text.
     """
@@ -93,7 +93,7 @@ class Sequenced:
 
     @property
     def holds(self) -> bool:
-        """Every number is accounted for, by one record. False while records are under way."""
+        """Whether every number is accounted for, by one record. False while records are under way."""
         return not (self.clashes or self.open)
 
     def details(self) -> dict[str, object]:
@@ -109,7 +109,7 @@ class Sequenced:
 
 
 class _Log:
-    """One stream: numbers and ids side by side, 16 bytes a record, and the time of the last one."""
+    """One stream: numbers and ids in parallel, 16 bytes per record, and the time of the last one."""
 
     __slots__ = ("ids", "last_ms", "numbers")
 
@@ -128,7 +128,7 @@ class Sequences:
         self._repeats = 0
 
     def add(self, origin: Origin, timestamp_ms: int) -> None:
-        """Take one record, with its time in the log."""
+        """Add one record, with its time in the log."""
         stream = Stream.of(origin)
         log = self._logs.get(stream)
         if log is None:
@@ -140,7 +140,7 @@ class Sequences:
             self._repeats += 1
 
     def judge(self, given_up: Iterable[tuple[Stream, int]] = ()) -> Sequenced:
-        """`given_up`: numbers that quarantine notices name."""
+        """`given_up`: numbers in quarantine notices."""
         counts = dict.fromkeys(Hole, 0)
         clashes = 0
         examples: list[str] = []
@@ -168,7 +168,7 @@ class Sequences:
         )
 
     def _last(self) -> set[Stream]:
-        """Of each lane of an incarnation's last term, the stream that nothing followed."""
+        """For each lane of an incarnation's last term, the stream that nothing followed."""
         terms: dict[UUID, int] = {}
         for stream in self._logs:
             terms[stream.incarnation] = max(stream.term, terms.get(stream.incarnation, stream.term))
@@ -194,7 +194,7 @@ def _gaps(stream: Stream, found: Intervals, given_up: Sequence[int], unexplained
 
 
 def _numbers(log: _Log) -> tuple[Intervals, list[int]]:
-    """The numbers that occur, with 0 so that a hole at the beginning shows, and those that have several ids."""
+    """The numbers that occur, with 0 so that a hole at the beginning shows, and those with several ids."""
     found = Intervals([(0, 0)])
     clashing: list[int] = []
     before: tuple[int, int] | None = None

@@ -1,15 +1,15 @@
 """Compares what was committed with what the log holds, key by key (invariants I1 and I2).
 
-Records of a key are numbered 1, 2, 3, … in the order of their commits, so the number alone tells everything. Going
-through the log of a key, with `top` the highest number so far, a record is
+Records of a key are numbered 1, 2, 3, … in the order of their commits, so the number alone is sufficient. Going through
+the log of a key, with `top` the highest number so far, a record is
 
     number > top      a first delivery in order; the numbers it skipped are *open*
     number = top      a repeat before any successor: a duplicate that harms no order
     number < top      open:      a first delivery after a successor: an order violation
                       otherwise: a repeat after a successor: a duplicate and an order violation
 
-What is still open at the end, or above `top`, was not delivered: it is quarantined, pending (it stands in the
-outbox) or lost. Numbers that were never committed are unexpected: a row was published that was rolled back.
+What is still open at the end, or above `top`, was not delivered: it is quarantined, pending (in the outbox) or lost.
+Numbers that were never committed are unexpected: a row was published that was rolled back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One example. `seq` is None where the whole key is meant; `after` is the successor that came before it."""
+    """One example. `seq` is None if it concerns the whole key; `after` is the successor that came before it."""
 
     kind: Kind
     key: str
@@ -51,10 +51,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Counts of records. inserted = delivered + lost, but for records that are quarantined or pending instead.
+    """Counts of records. inserted = delivered + lost, except for records that are quarantined or pending instead.
 
-    `duplicates` counts deliveries beyond a record's first. `quarantined` counts the records in quarantine, also one
-    that reached the log nevertheless. `findings` has up to MAX_FINDINGS examples of each kind.
+    `duplicates` counts deliveries beyond a record's first. `quarantined` counts the records in quarantine, including
+    any that reached the log nevertheless. `findings` has up to MAX_FINDINGS examples of each kind.
     """
 
     inserted: int
@@ -70,12 +70,14 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Nothing lost, reordered, spread over partitions or invented. Duplicates and pending do not count here."""
+        """Nothing lost, reordered, spread over partitions or invented. Duplicates and pending records do not count
+        here.
+        """
         return not (self.lost or self.order_violations or self.unexpected or self.scattered)
 
     @property
     def final(self) -> bool:
-        """Nothing waits in the outbox, so that nothing can be lost later."""
+        """Nothing waits in the outbox, so nothing can be lost later."""
         return not self.pending
 
 
@@ -109,7 +111,7 @@ class _Key:
 
 
 class _Log:
-    """All keys, and what is wrong with the order of their records."""
+    """All keys, and the order violations of their records."""
 
     def __init__(self, known: Mapping[str, int], findings: _Findings) -> None:
         self.duplicates = self.order_violations = self.unexpected = 0
@@ -162,12 +164,12 @@ def judge(
 ) -> Verdict:
     """Judge one history.
 
-    `committed`: key -> how many of its records must be accounted for. `deliveries`: (key, number) as they stand in
-    the log; only the order within a key matters. `quarantined`, `pending`: key -> numbers that stand there.
-    `known`: like `committed`, but read after the log, for a load that still runs: numbers up to it are legitimate,
-    and nobody asks yet whether they arrived (default: `committed`). `foreign`: records that carry no number at all,
-    or belong to a transaction that was rolled back on purpose; added to `unexpected`. `scattered`: keys found in
-    more than one partition, where no order between them is defined.
+    `committed`: key -> how many of its records must be accounted for. `deliveries`: (key, number) in log order; only
+    the order within a key matters. `quarantined`, `pending`: key -> numbers found there. `known`: like `committed`, but
+    read after the log, for a load that is still running: numbers up to it are legitimate, and need not have arrived yet
+    (default: `committed`). `foreign`: records that carry no number at all, or belong to a transaction that was
+    intentionally rolled back; added to `unexpected`. `scattered`: keys found in more than one partition, where no order
+    between them is defined.
     """
     quarantined = quarantined or {}
     pending = pending or {}
@@ -208,7 +210,7 @@ def judge(
 
 
 def _set_aside(quarantined: Mapping[str, Set[int]], known: Mapping[str, int], findings: _Findings) -> tuple[int, int]:
-    """How many records in quarantine are known, and how many were never committed."""
+    """How many quarantined records are known, and how many were never committed."""
     aside = strange = 0
     for key, seqs in quarantined.items():
         for seq in seqs:

@@ -217,7 +217,7 @@ def test_how_the_commands_fail(sockets: Path) -> None:
     assert code("pause") == (
         69,
         f"harvester: no harvester runs here (looked in {sockets})\n"
-        "hint: run this as the user that runs the harvester, or as root; --socket names one that listens elsewhere"
+        "hint: run this as the user that runs the harvester, or as root; use --socket for one that listens elsewhere"
         " (control.socket)\n",
     )
     assert code("watch", "--once")[0] == 69
@@ -233,7 +233,7 @@ def test_how_the_commands_fail(sockets: Path) -> None:
         with serving(sockets / "y.sock"):
             several = code("pause")
             assert several[0] == 2
-            assert f"these run: {sockets / 'x.sock'}, {sockets / 'y.sock'}" in several[1]
+            assert f"running: {sockets / 'x.sock'}, {sockets / 'y.sock'}" in several[1]
     assert code("scale", "0")[0] == 2
     assert code("loglevel", "loud")[0] == 2
     assert code("pause", "--name", "x", "--socket", "y")[0] == 2

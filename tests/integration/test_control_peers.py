@@ -58,7 +58,7 @@ def test_a_directory_that_others_can_write_to_is_not_looked_into(sockets: Path) 
         for mode in (0o1777, 0o720):
             sockets.chmod(mode)
             assert running(at(sockets)) == []
-            with pytest.raises(NoHarvester, match=f"not in {sockets}, which others have made or can write to"):
+            with pytest.raises(NoHarvester, match=f"not in {sockets}, which other users created or can write to"):
                 find(None, None, at(sockets))
 
 
@@ -98,6 +98,6 @@ def test_a_process_of_somebody_else_is_not_believed(sockets: Path) -> None:
     with somebody_listens(sockets / "x.sock"):
         with pytest.raises(NoHarvester, match=rf"is not trusted: it runs as uid {SOMEBODY}") as doubted:
             Connection(sockets / "x.sock")
-        assert "of the user who owns that directory" in str(doubted.value.hint)
+        assert "or by the owner of that directory" in str(doubted.value.hint)
         os.chown(sockets, SOMEBODY, SOMEBODY)
         Connection(sockets / "x.sock").close()

@@ -173,7 +173,7 @@ def test_a_fresh_pump_refuses_an_outbox_in_use_and_leaves_no_side_table(database
 def test_a_key_keeps_its_topic(database: str) -> None:
     pump(database, TABLE, Load(records=1, topics=("t",), keys=1))
 
-    with pytest.raises(OutboxError, match="went to topic 't' so far and would now go to 'u'"):
+    with pytest.raises(OutboxError, match="went to topic 't' so far, but would now go to 'u'"):
         pump(database, TABLE, Load(records=1, topics=("u",), keys=1), append=True)
 
 

@@ -191,7 +191,7 @@ def test_a_topic_that_does_not_exist_has_delivered_nothing(servers: Any, databas
 def test_kafka_that_cannot_be_reached_is_told(database: str, topic: str) -> None:
     fill(database, topic)
 
-    with pytest.raises(BrokerUnavailable, match="did not tell the ends of its topics") as caught:
+    with pytest.raises(BrokerUnavailable, match="did not return the ends of its topics") as caught:
         verify(database, TABLE, {"bootstrap.servers": "127.0.0.1:1"}, timeout_s=0.5)
 
     assert "bootstrap.servers" in (caught.value.hint or "")

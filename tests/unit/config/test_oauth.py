@@ -72,8 +72,8 @@ def test_what_cannot_be_called(name: str) -> None:
     [
         ({"oauth": {"token": "no colon"}}, "oauth.token", "does not name a function"),
         ({"oauth": {"token": 7}}, "oauth.token", "does not name a function"),
-        ({"base_kafka_config": {"bootstrap.servers": "h:1"}}, "oauth.token", "OAUTHBEARER only"),
-        ({"base_kafka_config": {**OAUTH, "security.protocol": "ssl"}}, "oauth.token", "OAUTHBEARER only"),
+        ({"base_kafka_config": {"bootstrap.servers": "h:1"}}, "oauth.token", "requires SASL OAUTHBEARER"),
+        ({"base_kafka_config": {**OAUTH, "security.protocol": "ssl"}}, "oauth.token", "requires SASL OAUTHBEARER"),
         ({"base_kafka_config": {**OAUTH, "oauth_cb": "x"}}, 'base_kafka_config."oauth_cb"', "set oauth.token instead"),
     ],
 )

@@ -131,7 +131,7 @@ def test_any_json_is_refused_or_read(command: str, value: Any) -> None:
         ("scale", {"shards": 4, "within_s": True}, "within_s"),
         ("loglevel", {"level": 4}, "level"),
         ("watch", {"every_s": float("inf")}, "every_s"),
-        ("pause", ["pause"], "no JSON object"),
+        ("pause", ["pause"], "not a JSON object"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_named(command: str, arguments: Any, about: str) -> None:

@@ -74,11 +74,11 @@ CLAIM_CHECK = {"policy": "claim-check", "store": "file:///srv"}
 @pytest.mark.parametrize(
     ("limit", "given", "parts"),
     [
-        (100_000, {}, ("records of 98976 to 998976 bytes are sent there and refused", "message.max.bytes in producer")),
+        (100_000, {}, ("records of 98976 to 998976 bytes are sent and refused", "message.max.bytes in producer")),
         (100_000, {"oversize": CLAIM_CHECK}, ("records of 98976 to 998976 bytes", "lower oversize.above to 98976")),
         (100_000, {"oversize": {**CLAIM_CHECK, "above": 98_977}}, ("records of 98976 to 98977 bytes",)),
         (100_000, {"oversize": {**CLAIM_CHECK, "above": 98_976}}, ("batches of up to 1000000", "batch.size=100000")),
-        (5_000_000, {}, ("refuses what is above its message.max.bytes=1000000", "set message.max.bytes=5000000")),
+        (5_000_000, {}, ("refuses what exceeds its message.max.bytes=1000000", "set message.max.bytes=5000000")),
     ],
 )
 def test_a_topic_that_takes_less_or_more_than_the_client(limit: int, given: Any, parts: tuple[str, ...]) -> None:
@@ -160,7 +160,7 @@ def test_a_leader_topic_that_is_kafkas_own() -> None:
     found = list(judge_topics(kafka_with(topic("__consumer_offsets", partitions=50)), config, []))
     assert worst(found) == {"topics.leader": CheckLevel.PROBLEM}
     text = text_of(found, "topics.leader")
-    assert "name another leader_topic" in text
+    assert "set another leader_topic" in text
     assert "billing.neli" in text
     assert "delete" not in text
 

@@ -165,7 +165,7 @@ def test_an_installed_postgres_will_do(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_jars_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARVESTER_KAFKA_JARS", str(tmp_path))
-    with pytest.raises(StackError, match="there is no Kafka broker in it"):
+    with pytest.raises(StackError, match="it contains no Kafka broker"):
         java.broker_jars()
     (tmp_path / "kafka_2.13-4.3.0.jar").touch()
     assert java.broker_jars() == tmp_path
