@@ -1,4 +1,4 @@
-"""`harvester adopt`: capture the rows of an existing table as records."""
+"""`harvester adopt`: capture an existing table's rows as records."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def adopt(
         typer.Option(
             "--headers-from",
             metavar="COLUMN",
-            help="A column with further headers: an object of JSON, or a text array of names and values in turn.",
+            help="A column with further headers: a JSON object, or a text array of alternating names and values.",
         ),
     ] = None,
-    no_headers: Annotated[bool, typer.Option("--no-headers", help="Records get no other headers.")] = False,
+    no_headers: Annotated[bool, typer.Option("--no-headers", help="Add no other headers to records.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Stop capturing the table.")] = False,
-    print_: Annotated[bool, typer.Option("--print", help="Print the SQL, and change nothing.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the SQL and change nothing.")] = False,
 ) -> None:
-    """Capture rows that are inserted into a table from now on as records, by a trigger; as Debezium does by default.
+    """Capture rows inserted into a table from now on as records, using a trigger; the defaults are Debezium's.
 
-    In templates {column} stands for a column of the row. Existing rows are left alone, and no row of the table is ever
-    changed or deleted. Run again to route differently.
+    In templates, {column} stands for a column of the row. Existing rows are left alone, and no row of the table is ever
+    changed or deleted. Run again to change the routing.
     """
     if no_headers and header:
         raise typer.BadParameter("--header and --no-headers contradict each other", param_hint="--no-headers")

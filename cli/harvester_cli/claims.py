@@ -1,4 +1,4 @@
-"""`harvester claims`: show who holds which partitions, as the coordination topic tells; release and reposition them."""
+"""`harvester claims`: show who holds which partitions; release and reposition them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def as_json(row: PartitionRow) -> dict[str, Any]:
 def summary(rows: Sequence[PartitionRow]) -> str:
     """`32 partitions, 8 clients (4 each); 30 fresh, 2 free; lag 1,234`."""
     if not rows:
-        return "nothing was ever claimed"
+        return "nothing has ever been claimed"
     counts = Counter(row.holder.id for row in rows if row.holder is not None)
     least, most = min(counts.values(), default=0), max(counts.values(), default=0)
     shares = f" ({least if least == most else f'{least} to {most}'} each)" if counts else ""
@@ -77,7 +77,7 @@ def summary(rows: Sequence[PartitionRow]) -> str:
 
 
 def table(rows: Sequence[PartitionRow], width: int) -> list[Text]:
-    """A heading and one line a row, each of at most `width` cells. The group is left out where there is only one."""
+    """A heading and one line per row, each of at most `width` cells. The group is omitted if there is only one."""
     from rich.text import Text
 
     from harvester_cli.dashboard.lines import fit
@@ -100,7 +100,7 @@ def table(rows: Sequence[PartitionRow], width: int) -> list[Text]:
 
 
 def screen(rows: Sequence[PartitionRow], title: str, clock: str, width: int, height: int) -> Text:
-    """`height` lines. Where not all rows fit, those stay that are not fresh, and the last line counts the others."""
+    """`height` lines. If not all rows fit, rows that are not fresh come first, and the last line counts the others."""
     from rich.text import Text
 
     from harvester_cli.dashboard.lines import fit, rule
@@ -128,7 +128,7 @@ def _number(number: int | None) -> str:
 
 
 app = typer.Typer(
-    invoke_without_command=True, help="Consumers that coordinate through Kafka: who holds what, and change that."
+    invoke_without_command=True, help="Consumers that coordinate through Kafka: show who holds what, and change it."
 )
 
 GroupOption = Annotated[str, typer.Option("--group", help="The consumers' group.")]
@@ -143,11 +143,11 @@ _NARROW = 120
 def claims(
     context: typer.Context,
     options: CoordinationOptions,
-    group: Annotated[str | None, typer.Option("--group", help="Only this one.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing, until stopped.")] = False,
+    group: Annotated[str | None, typer.Option("--group", help="Only this group.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep updating until stopped.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Show who holds which partition, how fresh that is, and how far it is behind."""
+    """Show who holds which partition, how recent that is, and how far the holder is behind."""
     if context.invoked_subcommand is not None:
         return
     with _observer(options) as observer:
@@ -166,9 +166,9 @@ def release(
     yes: YesOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """End all claims of a client, so that others need not wait until they are stale. Positions stay as they are.
+    """End all claims of a client, so that others need not wait until they are stale. Positions are unchanged.
 
-    A client that lives stops when it reads that, and may claim again.
+    If the client is alive, it stops when it reads this, and may claim again.
     """
     _check_asking(yes=yes, json_=json_)
 
@@ -178,7 +178,7 @@ def release(
         held = [row for row in _rows(observer, group) if row.holder is not None and row.holder.id == client]
         if not held:
             raise CoordinationError(
-                f"client {client!r} holds nothing in group {group!r}", hint="`harvester claims` shows who does"
+                f"client {client!r} holds nothing in group {group!r}", hint="`harvester claims` shows the holders"
             )
         if not yes:
             typer.confirm(f"Release {counted(len(held), 'partition')} of {client}?", abort=True)
@@ -191,8 +191,8 @@ def release(
     if not all(done.values()):
         left = list(done.values()).count(False)
         raise CoordinationError(
-            f"{counted(left, 'partition')} not released: who holds them is not certain, or has changed",
-            hint="look again; `harvester claims set-position` ends any claim",
+            f"{counted(left, 'partition')} not released: the holder is not certain, or has changed",
+            hint="check again; `harvester claims set-position` ends any claim",
         )
 
 
@@ -203,7 +203,8 @@ def set_position(
     group: GroupOption,
     topic: Annotated[str, typer.Option("--topic", help="The topic whose position is set.")],
     offset: Annotated[
-        str, typer.Option("--offset", metavar="OFFSET", help="Of the next record to be processed; or earliest, latest.")
+        str,
+        typer.Option("--offset", metavar="OFFSET", help="Offset of the next record to process; or earliest, latest."),
     ],
     partition: Annotated[
         list[int] | None, typer.Option("--partition", min=0, help="May be given several times (default: all).")
@@ -211,10 +212,10 @@ def set_position(
     yes: YesOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Let a group go on at an offset; it ends whatever claims there are.
+    """Set a group's position to an offset; this ends any existing claims.
 
-    What lies before is not processed any more, what lies behind again, at most once included. Best done while no
-    consumer of the group runs.
+    Earlier records are not processed any more, and later ones are processed again, even at most once. Best done while
+    no consumer of the group is running.
     """
     _check_asking(yes=yes, json_=json_)
 
@@ -231,7 +232,7 @@ def set_position(
         print_json({"group": group, "topic": topic, "positions": begins})
         return
     for (_, each), at in chosen.items():
-        typer.echo(f"{topic}[{each}] of {group}: begins with offset {at:,}")
+        typer.echo(f"{topic}[{each}] of {group}: begins at offset {at:,}")
 
 
 def _observer(options: CoordinationOptions) -> Observer:
@@ -259,7 +260,7 @@ def _show(rows: list[PartitionRow], *, json_: bool) -> None:
 
     from harvester_cli.dashboard.lines import in_ascii
 
-    # No terminal, no cropping: a script may look for the name of a client.
+    # Without a terminal nothing is cropped: a script may search for the name of a client.
     console = Console(soft_wrap=True)
     width = console.width if console.is_terminal else max((len(row.place.topic) for row in rows), default=0) + 400
     typer.echo(summary(rows))
@@ -292,4 +293,4 @@ def _watch(observer: Observer, group: str | None, coordination_topic: str, *, js
 
 def _check_asking(*, yes: bool, json_: bool) -> None:
     if json_ and not yes:
-        raise typer.BadParameter("a script cannot be asked: add --yes", param_hint="--json")
+        raise typer.BadParameter("--json cannot ask for confirmation: add --yes", param_hint="--json")

@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Show or check the configuration, o
 @app.command("show")
 @grouped
 def show(options: LoggedOptions, json_: JsonOption = False) -> None:
-    """Print every setting as it is in effect, and where its value comes from. Secrets are masked."""
+    """Print every effective setting, and where its value comes from. Secrets are masked."""
     from harvester.config import as_json
 
     loaded = options.load_with_origin()
@@ -41,7 +41,7 @@ def show(options: LoggedOptions, json_: JsonOption = False) -> None:
 @app.command("check")
 @grouped
 def check(options: LoggedOptions, json_: JsonOption = False) -> None:
-    """List every problem, and exit with 78 if there is one. Connects to nothing."""
+    """List every problem; exits with 78 if there is one. Opens no connection."""
     try:
         loaded = _checked(options)
     except ConfigurationError as error:
@@ -52,7 +52,7 @@ def check(options: LoggedOptions, json_: JsonOption = False) -> None:
     if json_:
         print_json({"ok": True, "source": _source(loaded), "problems": []}, indent=2)
     else:
-        typer.echo(f"The configuration is right ({_source(loaded) or 'defaults; there is no file'}).")
+        typer.echo(f"The configuration is valid ({_source(loaded) or 'defaults; no file'}).")
 
 
 @app.command("import")
@@ -60,12 +60,13 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="goharvest's reaper.yaml.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to write it; must not exist. (default: standard output)"),
+        typer.Option("--output", "-o", help="The file to write; must not exist. (default: standard output)"),
     ] = None,
 ) -> None:
-    """Turn a configuration of goharvest into one of ours (TOML). Notes on what differs stand in it as comments.
+    """Convert a goharvest configuration into one for the harvester (TOML). Notes on differences are included as
+    comments.
 
-    Exits with 78 if the result is not valid yet; it is written all the same, and the problems are listed.
+    Exits with 78 if the result is not valid yet; it is still written, and the problems are listed.
     """
     from harvester.config.describe import to_toml
     from harvester.config.goharvest import convert
@@ -86,13 +87,15 @@ def _read_yaml(file: Path) -> Any:
     try:
         import yaml
     except ImportError as error:
-        raise HarvesterError("reading YAML takes PyYAML", hint="pip install 'outbox-harvester[goharvest]'") from error
+        raise HarvesterError(
+            "reading YAML requires PyYAML", hint="pip install 'outbox-harvester[goharvest]'"
+        ) from error
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError([Problem(str(file), f"cannot be read: {error.strerror or error}")]) from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        # Not chained: these errors carry the text of the file.
+        # Not chained: these errors contain the file's text.
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark is not None else ""
         raise ConfigurationError([Problem(str(file), f"is not valid YAML{where}")]) from None
@@ -100,7 +103,7 @@ def _read_yaml(file: Path) -> Any:
 
 def _write_new(output: Path, text: str) -> None:
     try:
-        # A password may be in it.
+        # It may contain a password.
         with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
@@ -115,7 +118,7 @@ def _check_import(imported: Imported) -> None:
     resolved, problems = interpolate_table(imported.settings, {})
     problems += check_clients(build(resolved))
     if problems:
-        raise ConfigurationError(problems, source="what was imported")
+        raise ConfigurationError(problems, source="the imported configuration")
 
 
 def _checked(options: LoggedOptions) -> Loaded:
@@ -134,7 +137,7 @@ def _source(loaded: Loaded) -> str | None:
 
 
 def _as_toml(loaded: Loaded) -> list[Text]:
-    """Valid TOML, but for the masks; the origin of each value as a comment."""
+    """Valid TOML, except for the masks; the origin of each value is a comment."""
     from rich.text import Text
 
     from harvester.config import in_effect, settings_of
@@ -147,6 +150,6 @@ def _as_toml(loaded: Loaded) -> list[Text]:
             lines += [Text(""), Text(f"[{table}]", style="bold")]
         given = setting.origin in ("file", "--set")
         lines.append(Text.assemble(setting.toml, (f"  # {setting.origin}", "green" if given else "dim")))
-    lines += [Text(""), Text("# What follows from these:", style="dim")]
+    lines += [Text(""), Text("# Derived from these:", style="dim")]
     lines += [Text(f"# {name} = {value}", style="dim") for name, value in in_effect(loaded.config).items()]
     return lines

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _WATCH_EVERY_S = 2.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_KINDS = {1: "created", 2: "appended"}  # of a timestamp, as Kafka counts them
+_KINDS = {1: "created", 2: "appended"}  # Kafka's numbers for the kinds of timestamp
 
 
 Format = Literal["json", "value"]
@@ -38,21 +38,23 @@ def consume(
     options: CoordinationOptions,
     amo: Annotated[
         bool,
-        typer.Option("--amo", help="At most once: none is printed twice, and some never after a kill."),
+        typer.Option(
+            "--amo", help="At most once: no record is printed twice, but some are never printed after a kill."
+        ),
     ] = False,
     format_: Annotated[
-        Format, typer.Option("--format", help="json: all of a record; value: the bytes of its value.")
+        Format, typer.Option("--format", help="json: the whole record; value: the bytes of its value.")
     ] = "json",
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many records.")] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="End when nothing has come for so many seconds.")
+        float | None, typer.Option(min=0.1, help="End when nothing has arrived for this many seconds.")
     ] = None,
     client_id: Annotated[
         str | None,
-        typer.Option(help="A name that stays: what it held is taken up again at once. Else a random one."),
+        typer.Option(help="A permanent name: what it held is taken up again at once. [default: a random one]"),
     ] = None,
     coordination_partitions: Annotated[
-        int, typer.Option(min=1, help="Of the coordination topic, for its whole life.")
+        int, typer.Option(min=1, help="Partitions of the coordination topic, fixed for its whole life.")
     ] = 8,
     command: Annotated[
         str | None,
@@ -63,22 +65,22 @@ def consume(
         ),
     ] = None,
     on_error: Annotated[
-        OnError, typer.Option(help="What is done with a record whose command has failed for the last time.")
+        OnError, typer.Option(help="What to do with a record whose command has failed for the last time.")
     ] = "stop",
-    attempts: Annotated[int | None, typer.Option(min=1, help="Tries of a record [default: 5; 1 with stop].")] = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="Tries per record [default: 5; 1 with stop].")] = None,
     dead_letter_topic: Annotated[
         str | None, typer.Option(help="For --on-error dead-letter [default: GROUP.dead-letters].")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Commands at once, for records of different keys.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="How many commands to run at once, for different keys.")] = 1,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Print a line with its figures to standard error every two seconds.")
+        bool, typer.Option("--watch", help="Print a line with statistics to standard error every two seconds.")
     ] = False,
 ) -> None:
-    """Print the records of topics, one a line, sharing their partitions with all consumers of the group.
+    """Print the records of topics, one per line, sharing the partitions with all other consumers of the group.
 
     A record counts as processed once its line is written; with --exec, once the command has ended with exit code 0. The
-    command finds HARVESTER_TOPIC, HARVESTER_PARTITION, HARVESTER_OFFSET and HARVESTER_KEY in its environment. SIGTERM
-    and Ctrl-C hand over what is held.
+    command's environment contains HARVESTER_TOPIC, HARVESTER_PARTITION, HARVESTER_OFFSET and HARVESTER_KEY. SIGTERM and
+    Ctrl-C hand over what is held.
     """
     _check(command, timeout, on_error=on_error != "stop", workers=workers > 1)
     settings = options.settings(
@@ -107,17 +109,19 @@ def consume(
 
 
 def _check(command: str | None, timeout_s: float | None, **only_with_command: bool) -> None:
-    """Raises typer.BadParameter for options that do not go together."""
+    """Raises typer.BadParameter for options that cannot be combined."""
     if command is not None and timeout_s is not None:
-        raise typer.BadParameter("cannot be had with --exec", param_hint="--timeout")
+        raise typer.BadParameter("cannot be combined with --exec", param_hint="--timeout")
     for name, given in only_with_command.items():
         if given and command is None:
-            raise typer.BadParameter("is for --exec: printing does not fail", param_hint=f"--{name.replace('_', '-')}")
+            raise typer.BadParameter(
+                "requires --exec: printing does not fail", param_hint=f"--{name.replace('_', '-')}"
+            )
 
 
 @contextmanager
 def _watching(consumer: CoordinatedConsumer) -> Iterator[None]:
-    """Print figures now, every two seconds and at the end."""
+    """Print statistics now, every two seconds and at the end."""
     import threading
 
     from harvester.clock import clock_s
@@ -182,7 +186,7 @@ def _execute_all(
             ["/bin/sh", "-c", command],
             input=(record.value() or b"") if format_ == "value" else _json_of(record),
             env=os.environ | {f"HARVESTER_{name}": str(value) for name, value in about.items()},
-            start_new_session=True,  # Ctrl-C is ours: the record in hand is finished
+            start_new_session=True,  # Ctrl-C is for us: the current record is finished
             check=False,
         )
         if ended.returncode:

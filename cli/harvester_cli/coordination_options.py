@@ -1,4 +1,4 @@
-"""Options of the commands for coordinated consumers: which topic they coordinate through, and where it is."""
+"""Options of the commands for coordinated consumers: the coordination topic, and its cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BootstrapOption = Annotated[
     str | None,
-    typer.Option("--bootstrap", metavar="HOST:PORT", help="Kafka. Without it: base_kafka_config of the configuration."),
+    typer.Option("--bootstrap", metavar="HOST:PORT", help="Kafka [default: base_kafka_config of the configuration]."),
 ]
 
 
@@ -24,20 +24,23 @@ class CoordinationOptions(LoggedOptions):
 
     bootstrap: BootstrapOption = None
     coordination_topic: Annotated[
-        str, typer.Option("--coordination-topic", help="The topic that consumers coordinate through.")
+        str, typer.Option("--coordination-topic", help="The topic through which consumers coordinate.")
     ] = "__marshal"
     heartbeat_interval: Annotated[
-        str, typer.Option("--heartbeat-interval", metavar="DURATION", help="The same for all consumers of the topic.")
+        str,
+        typer.Option(
+            "--heartbeat-interval", metavar="DURATION", help="Must be the same for all consumers of the topic."
+        ),
     ] = "5s"
 
     def settings(self, **given: Any) -> ConsumerSettings:
-        """The options as settings; sets up the log. Raises typer.BadParameter for what cannot be read."""
+        """The options as settings; sets up the log. Raises typer.BadParameter for invalid values."""
         from harvester.coordination.settings import ConsumerSettings
         from harvester.telemetry.logging import configure
 
         interval_s = duration(self.heartbeat_interval, "--heartbeat-interval").total_seconds()
         if interval_s < 1:
-            raise typer.BadParameter("is less than a second", param_hint="--heartbeat-interval")
+            raise typer.BadParameter("is less than one second", param_hint="--heartbeat-interval")
         where = [] if self.bootstrap is None else [f"base_kafka_config.bootstrap.servers={self.bootstrap}"]
         config = self.load_with_origin(*where).config
         configure(config.logging.level, name=config.name)

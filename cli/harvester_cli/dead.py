@@ -1,6 +1,6 @@
-"""`harvester dead`: list, show, redrive or discard the records in quarantine. Needs PostgreSQL only.
+"""`harvester dead`: list, show, redrive or discard the records in quarantine. Needs only PostgreSQL.
 
-With `--dead-letter-topic` it is about the records that consumers have given up: `dead_topic`.
+With `--dead-letter-topic` it applies to records that consumers have given up: `dead_topic`.
 """
 
 from __future__ import annotations
@@ -32,35 +32,37 @@ if TYPE_CHECKING:
 _LONGEST_CELL = 60
 
 IncarnationOption = Annotated[
-    UUID | None, typer.Option("--incarnation", help="Of this id space, where ids have started again.")
+    UUID | None, typer.Option("--incarnation", help="Records of this incarnation, if ids have started again.")
 ]
 
 
 @dataclass
 class DeadLetterTopicOptions(ConfigOptions):
-    """Names the place of the dead letters: the quarantine, or the topic of a group of consumers."""
+    """Selects the place of the dead letters: the quarantine, or the topic of a group of consumers."""
 
     dead_letter_topic: Annotated[
-        str | None, typer.Option("--dead-letter-topic", help="Those that consumers have put into this topic.")
+        str | None, typer.Option("--dead-letter-topic", help="Records that consumers have written to this topic.")
     ] = None
     bootstrap: BootstrapOption = None
 
 
 @dataclass
 class DeadLetterOptions(DeadLetterTopicOptions):
-    """Which dead letters a command is about."""
+    """Selects the dead letters for a command."""
 
     topic: Annotated[
         list[str] | None, typer.Option("--topic", help="Records of this topic; may be given several times.")
     ] = None
     key: Annotated[str | None, typer.Option("--key", help="Records of this key, as text.")] = None
     key_base64: Annotated[
-        str | None, typer.Option("--key-base64", metavar="BASE64", help="Records of this key, where it is no text.")
+        str | None, typer.Option("--key-base64", metavar="BASE64", help="Records of this key, if it is not text.")
     ] = None
-    error: Annotated[str | None, typer.Option("--error", help="Records whose error contains this, in any case.")] = None
+    error: Annotated[str | None, typer.Option("--error", help="Records whose error contains this, ignoring case.")] = (
+        None
+    )
     error_regex: Annotated[
         str | None,
-        typer.Option("--error-regex", metavar="REGEX", help="Records whose error matches this, in any case."),
+        typer.Option("--error-regex", metavar="REGEX", help="Records whose error matches this, ignoring case."),
     ] = None
     id_: Annotated[
         list[str] | None, typer.Option("--id", help="The record with this id; may be given several times.")
@@ -74,9 +76,9 @@ class DeadLetterOptions(DeadLetterTopicOptions):
     ] = None
 
     def choice(self, limit: int | None, *, topic: bool = False) -> DeadLetterFilter:
-        """The options as a filter; raises typer.BadParameter for what cannot be read.
+        """The options as a filter; raises typer.BadParameter for invalid values.
 
-        `topic`: of a dead-letter topic, where an id is no number and not part of the filter.
+        `topic`: for a dead-letter topic, where an id is not a number and not part of the filter.
         """
         from harvester.outbox.quarantine import DeadLetterFilter
 
@@ -99,28 +101,30 @@ class DeadLetterOptions(DeadLetterTopicOptions):
 
 @dataclass
 class ChangeOptions(DeadLetterOptions):
-    """Which dead letters are changed, and whether to ask first."""
+    """Selects the dead letters to change, and whether to ask first."""
 
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, the oldest.")] = None
-    all_: Annotated[bool, typer.Option("--all", help="Every record, where nothing else says which.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many, the oldest.")] = None
+    all_: Annotated[bool, typer.Option("--all", help="Every record; required if no other option selects records.")] = (
+        False
+    )
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False
     json_: JsonOption = False
 
     def checked_choice(self, *, topic: bool = False) -> DeadLetterFilter:
-        """The filter; raises typer.BadParameter for options that do not go together."""
+        """The filter; raises typer.BadParameter for options that cannot be combined."""
         from harvester.outbox.quarantine import DeadLetterFilter
 
         choice = self.choice(self.limit, topic=topic)
         is_everything = choice == DeadLetterFilter(limit=self.limit) and not self.id_
         if is_everything and not self.all_:
             raise typer.BadParameter(
-                "say which records (--topic, --key, --error, --id, …), or --all", param_hint="--all"
+                "select records (--topic, --key, --error, --id, …), or use --all", param_hint="--all"
             )
         if self.all_ and not is_everything:
-            raise typer.BadParameter("every record, or those of a choice: not both", param_hint="--all")
+            raise typer.BadParameter("cannot be combined with options that select records", param_hint="--all")
         if self.json_ and not (self.yes or self.dry_run):
-            raise typer.BadParameter("a script cannot be asked: add --yes", param_hint="--json")
+            raise typer.BadParameter("--json cannot ask for confirmation: add --yes", param_hint="--json")
         return choice
 
 
@@ -129,11 +133,11 @@ def number(text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no number", param_hint="--id") from error
+        raise typer.BadParameter(f"{text!r} is not a number", param_hint="--id") from error
 
 
 def as_json(record: DeadRecord, *, value: bool = False) -> dict[str, Any]:
-    """The keys are a public interface. Bytes that are no UTF-8 stand in `…_base64`, and the text is null."""
+    """The keys are a public interface. Bytes that are not UTF-8 are in `…_base64`, and the text is null."""
     shown: dict[str, Any] = {
         "id": record.id,
         "incarnation": str(record.incarnation),
@@ -165,13 +169,13 @@ def planned_json(entry: PlannedRedrive) -> dict[str, Any]:
 
 
 def redriven_json(entry: Redriven) -> dict[str, Any]:
-    """A record under its old id, and the new one; `obstacle`: the reason for which its order was not certain."""
+    """A record under its old id, and the new one; `obstacle`: the reason why its order was not certain."""
     reason = None if entry.obstacle is None else entry.obstacle.reason.value
     return {**as_json(entry.record), "new_id": entry.new_id, "obstacle": reason}
 
 
 def table_of(records: Sequence[DeadRecord]) -> Table:
-    """One line a record."""
+    """One line per record."""
     rows = (
         (
             str(record.id), one_line(record.topic), key_text(record.key),
@@ -183,7 +187,7 @@ def table_of(records: Sequence[DeadRecord]) -> Table:
 
 
 def lines_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str]) -> Table:
-    """A row for each record; these columns hold numbers."""
+    """A row for each record; the columns in `numbers` contain numbers."""
     from rich.table import Table
     from rich.text import Text
 
@@ -219,7 +223,7 @@ def page_of(record: DeadRecord) -> Table:
 
 
 def line_of(record: DeadRecord) -> str:
-    """A record in a sentence."""
+    """A record as a sentence."""
     key = "no key" if record.key is None else f"key {key_text(record.key)}"
     return f"record {record.id} of {one_line(record.topic)}, {key}"
 
@@ -230,7 +234,7 @@ def key_text(key: bytes | None) -> str:
 
 
 def one_line(text: str | None) -> str:
-    """On one line, printable, shortened: errors and keys can hold anything."""
+    """On one line, printable, shortened: errors and keys can contain anything."""
     flat = "".join(c if c.isprintable() else " " for c in " ".join((text or "").split()))
     dots = "..." if is_ascii() else "…"
     return flat if len(flat) <= _LONGEST_CELL else f"{flat[: _LONGEST_CELL - len(dots)]}{dots}"
@@ -245,7 +249,7 @@ def text_of(value: bytes) -> str:
 
 
 def bytes_json(name: str, value: bytes | None) -> dict[str, str | None]:
-    """As text, or what is no UTF-8 in base64, under another name."""
+    """As text, or base64 under another name if it is not UTF-8."""
     if value is None:
         return {name: None, f"{name}_base64": None}
     try:
@@ -259,7 +263,7 @@ def _time(moment: datetime | None) -> str | None:
 
 
 app = typer.Typer(
-    no_args_is_help=True, help="Records that Kafka, or a consumer, would not take: look, put back, discard."
+    no_args_is_help=True, help="Records that Kafka or a consumer did not accept: show, put back, discard."
 )
 
 
@@ -267,10 +271,10 @@ app = typer.Typer(
 @grouped
 def list_(
     options: DeadLetterOptions,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, the newest.")] = 100,
     json_: JsonOption = False,
 ) -> None:
-    """List records in quarantine, the newest first."""
+    """List records in quarantine, newest first."""
     if options.dead_letter_topic is not None:
         from harvester_cli.dead_topic import list_letters
 
@@ -291,7 +295,7 @@ def list_(
     else:
         print_rich(table_of(records))
         if more:
-            typer.echo(f"and more: --limit shows more than {limit}")
+            typer.echo(f"and more: use --limit to show more than {limit}")
 
 
 @app.command()
@@ -302,7 +306,7 @@ def show(
     incarnation: IncarnationOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show everything about one record, its value included."""
+    """Show everything about one record, including its value."""
     if options.dead_letter_topic is not None:
         from harvester_cli.dead_topic import show_letter
 
@@ -316,7 +320,9 @@ def show(
     with _quarantine(settings, read_only=True) as (connection, shape):
         found = list_dead(connection, settings.table, shape, choice, values=True)
     if not found:
-        raise OutboxError(f"no record {record_id} is in quarantine", hint="`harvester dead list` shows those that are")
+        raise OutboxError(
+            f"no record {record_id} is in quarantine", hint="`harvester dead list` shows those in quarantine"
+        )
     if len(found) > 1:
         spaces = ", ".join(str(record.incarnation) for record in found)
         raise OutboxError(f"{len(found)} records have the id {record_id}", hint=f"add --incarnation, one of {spaces}")
@@ -331,21 +337,21 @@ def show(
 def redrive(
     options: ChangeOptions,
     out_of_order: Annotated[
-        bool, typer.Option("--out-of-order", help="Even if the order of a key is lost, or cannot be told.")
+        bool, typer.Option("--out-of-order", help="Even if the order of a key is lost or unknown.")
     ] = False,
     order: Annotated[
         Literal["kept", "unknown-ok"],
         typer.Option(
             "--order",
-            help="kept: only records that keep the order of their key; unknown-ok: also where that cannot be told,"
-            " because there is no archive.",
+            help="kept: only records that keep the order of their key; unknown-ok: also those for which that is unknown"
+            " for lack of an archive.",
         ),
     ] = "kept",
 ) -> None:
     """Put records back into the outbox, under new ids, in the order of their keys.
 
-    All of them or, if one cannot keep the order of its key, none. Those of a dead-letter topic go back to the ends of
-    the partitions that they came from.
+    Either all of them or, if one cannot keep the order of its key, none. Records of a dead-letter topic go back to the
+    ends of their original partitions.
     """
     if options.dead_letter_topic is not None:
         from harvester_cli.dead_topic import redrive_letters
@@ -360,7 +366,7 @@ def redrive(
     settings = options.load()
     archive = settings.archive != "off"
     with _quarantine(settings) as (connection, shape):
-        with spinner("looking whether the order of keys can be kept"):
+        with spinner("checking whether the order of keys can be kept"):
             planned = redriving.plan(connection, settings.table, shape, choice, archive=archive)
         unknown_ok = order == "unknown-ok"
         blocked = [entry for entry in planned if entry.obstacle is not None and not (unknown_ok and entry.is_unknown)]
@@ -386,7 +392,7 @@ def redrive(
         doubt = f" although {entry.obstacle}" if entry.obstacle is not None else ""
         typer.echo(f"{line_of(entry.record)}: back in the outbox with id {entry.new_id}{doubt}")
     unknown = sum(entry.obstacle is not None and entry.obstacle.reason is Reason.UNKNOWN for entry in done)
-    doubts = f", {unknown:,} of them in an order that is unknown" if unknown else ""
+    doubts = f", {unknown:,} of them in an unknown order" if unknown else ""
     typer.echo(f"{counted(len(done), 'record')} put back{doubts}{_gone(len(planned) - len(done))}")
 
 
@@ -394,9 +400,9 @@ def redrive(
 @grouped
 def discard(
     options: ChangeOptions,
-    reason: Annotated[str, typer.Option("--reason", help="Why; stands in the output.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why; included in the output.")],
 ) -> None:
-    """Remove records from quarantine for good. The output, with the reason, is all that is left: keep it."""
+    """Permanently remove records from quarantine. Only the output, with the reason, remains: keep it."""
     if not reason.strip():
         raise typer.BadParameter("is empty", param_hint="--reason")
     if options.dead_letter_topic is not None:
@@ -415,7 +421,7 @@ def discard(
         asked = len(records)
         if records and not options.dry_run:
             if not options.yes:
-                typer.confirm(f"Discard {counted(asked, 'record')} for good?", abort=True)
+                typer.confirm(f"Discard {counted(asked, 'record')} permanently?", abort=True)
             records = quarantine.discard(connection, settings.table, shape, [record.identity for record in records])
     if options.json_:
         shown = [as_json(record) for record in records]
@@ -436,9 +442,9 @@ def _quarantine(settings: Config, *, read_only: bool = False) -> Iterator[tuple[
 
 
 def _require(found: list[DeadRecord] | list[PlannedRedrive], choice: DeadLetterFilter) -> None:
-    """A record that was named has to be there; a search may find nothing."""
+    """A named record must exist; a search may find nothing."""
     if not found and choice.ids:
-        raise OutboxError("no such record is in quarantine", hint="`harvester dead list` shows those that are")
+        raise OutboxError("no such record is in quarantine", hint="`harvester dead list` shows those in quarantine")
 
 
 def _show_plan(settings: Config, planned: list[PlannedRedrive], *, dry_run: bool, json_: bool) -> None:
@@ -459,4 +465,4 @@ def _print_json(settings: Config, **fields: Any) -> None:
 
 
 def _gone(records: int) -> str:
-    return f"; {counted(records, 'record')} had gone meanwhile" if records else ""
+    return f"; {counted(records, 'record')} had gone in the meantime" if records else ""

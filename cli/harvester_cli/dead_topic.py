@@ -1,4 +1,4 @@
-"""Does for `harvester dead --dead-letter-topic` the same with records that consumers have given up. Kafka only."""
+"""Implements `harvester dead --dead-letter-topic`, for records that consumers have given up. Needs only Kafka."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def list_letters(options: DeadLetterOptions, limit: int, *, json_: bool) -> None
     else:
         print_rich(_table_of(letters))
         if more:
-            typer.echo(f"and more: --limit shows more than {limit}")
+            typer.echo(f"and more: use --limit to show more than {limit}")
 
 
 def show_letter(options: DeadLetterTopicOptions, place: str, *, json_: bool) -> None:
@@ -53,12 +53,12 @@ def show_letter(options: DeadLetterTopicOptions, place: str, *, json_: bool) -> 
         shown, *others = [as_json(letter, value=True) for letter in found]
         print_json({**_which(topic), "record": shown, "others": others})
         return
-    for letter in found:  # of several groups that share the topic, or of a topic made anew
+    for letter in found:  # of several groups that share the topic, or of a recreated topic
         print_rich(_page_of(letter))
 
 
 def redrive_letters(options: ChangeOptions) -> None:
-    """Back to the ends of their partitions, in the order of their places."""
+    """Put them back at the ends of their partitions, in the order of their places."""
     topic, letters = _chosen(options)
     if not options.dry_run and letters:
         if not options.yes:
@@ -74,11 +74,11 @@ def redrive_letters(options: ChangeOptions) -> None:
 
 
 def discard_letters(options: ChangeOptions, reason: str) -> None:
-    """For good."""
+    """Remove them permanently."""
     topic, letters = _chosen(options)
     if not options.dry_run and letters:
         if not options.yes:
-            typer.confirm(f"Discard {counted(len(letters), 'record')} for good?", abort=True)
+            typer.confirm(f"Discard {counted(len(letters), 'record')} permanently?", abort=True)
         topic.discard(letters)
     done = "would be discarded" if options.dry_run else "discarded"
     if options.json_:
@@ -91,7 +91,7 @@ def discard_letters(options: ChangeOptions, reason: str) -> None:
 
 
 def as_json(letter: DeadLetter, *, value: bool = False) -> dict[str, Any]:
-    """The keys are a public interface, as those of `dead.as_json`."""
+    """The keys are a public interface, like those of `dead.as_json`."""
     shown: dict[str, Any] = {
         "id": letter.place,
         "group": letter.group,
@@ -113,7 +113,7 @@ def as_json(letter: DeadLetter, *, value: bool = False) -> dict[str, Any]:
 
 
 def matches(choice: DeadLetterFilter, places: list[str], now: datetime) -> Callable[[DeadLetter], bool]:
-    """The filter as a question; `error_pattern` is a regular expression of Python here."""
+    """The filter as a predicate; `error_pattern` is a Python regular expression here."""
     since = now - choice.since if isinstance(choice.since, timedelta) else choice.since
     try:
         pattern = re.compile(choice.error_pattern or "", re.IGNORECASE)
@@ -144,7 +144,7 @@ def _topic(options: DeadLetterTopicOptions) -> DeadLetterTopic:
 
 def _matching(options: DeadLetterOptions) -> Callable[[DeadLetter], bool]:
     if options.incarnation is not None:
-        raise typer.BadParameter("is of an outbox, not of a topic", param_hint="--incarnation")
+        raise typer.BadParameter("applies to an outbox, not to a topic", param_hint="--incarnation")
     return matches(options.choice(None, topic=True), options.id_ or [], datetime.now(UTC))
 
 
@@ -164,7 +164,7 @@ def _require(found: list[DeadLetter], topic: DeadLetterTopic) -> None:
     from harvester.errors import BrokerError
 
     if not found:
-        hint = f"`harvester dead list --dead-letter-topic {topic.name}` shows those that are"
+        hint = f"`harvester dead list --dead-letter-topic {topic.name}` shows those in the topic"
         raise BrokerError(f"no such record is in {topic.name!r}", hint=hint)
 
 

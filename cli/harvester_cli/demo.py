@@ -1,7 +1,7 @@
-"""`harvester demo`: run the main job on real servers, from nothing to a verdict, and leave nothing behind.
+"""`harvester demo`: perform the main job on real servers, from nothing to a verdict, and leave nothing behind.
 
 `prepared` sets up servers, a database with an outbox, a topic and a configuration; `perform` lets a real `harvester
-start` move what the pump writes, stops it gracefully, drains the rest and judges.
+start` move what the pump writes, stops it gracefully, drains the rest and judges the result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTITIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class DemoPaths:
-    """Everything the demo uses. `config_path` is what `harvester start -f` reads; `own_servers`: started here."""
+    """Everything the demo uses. `config_path` is read by `harvester start -f`; `own_servers`: started here."""
 
     directory: Path
     config_path: Path
@@ -53,15 +53,15 @@ class DemoPaths:
 
 @contextmanager
 def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[DemoPaths]:
-    """Set everything up; take it away again at the end, however that comes, unless `keep`.
+    """Set everything up; remove it again at the end, however it ends, unless `keep`.
 
-    HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP name servers of the user's own; in those only what was made
+    HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP can name the user's own servers; in those, only what was created
     here is removed. Raises StackError, DatabaseUnavailable, BrokerError.
     """
     from harvester import stack
 
     name = f"harvester-demo-{uuid.uuid4().hex[:8]}"
-    # Started by root, PostgreSQL runs under another account, which has to get into the directory.
+    # Started by root, PostgreSQL runs under another account, which must be able to enter the directory.
     directory = Path(tempfile.mkdtemp(prefix="harvester-demo-"))
     directory.chmod(0o755)
     place: DemoPaths | None = None
@@ -95,8 +95,8 @@ def _describe(info: StackInfo, directory: Path, name: str, *, own_servers: bool)
         "data_source": make_conninfo(info.dsn, dbname=name),
     }
     path = directory / "harvester.toml"
-    path.touch(mode=0o600)  # the DSN may hold a password
-    # A JSON string is a TOML string; $ begins a variable there.
+    path.touch(mode=0o600)  # the DSN may contain a password
+    # A JSON string is a TOML string; $ introduces a variable in it.
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     lines += ["[base_kafka_config]", f'"bootstrap.servers" = {json.dumps(info.bootstrap)}']
     path.write_text("\n".join(lines).replace("$", "$$") + "\n")
@@ -116,7 +116,7 @@ def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
         connection.execute(f'CREATE DATABASE "{name}"')
     with connect(place.config.dsn, application_name="harvester demo") as connection:
         init(connection, place.config.table, notify=True)
-    # The broker's clock, read when a record is in the log, makes the latency that is measured end there.
+    # With the broker's clock, read when a record is appended, the measured latency ends there.
     config = {"message.timestamp.type": "LogAppendTime"}
     try:
         admin = AdminClient({**place.config.common_options(), **SILENT})
@@ -126,7 +126,7 @@ def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
 
 
 def _remove(info: StackInfo, place: DemoPaths, name: str) -> None:
-    """Best effort: what cannot be removed is harmless, and the verdict is worth more than a complaint."""
+    """Best effort: what cannot be removed is harmless, and the verdict is more important than a complaint."""
     from concurrent.futures import wait
 
     from confluent_kafka import KafkaException
@@ -154,14 +154,14 @@ def _explain(say: Callable[[str], None], directory: Path, place: DemoPaths | Non
     if place is None:
         say(f"kept {directory}")
         return
-    say(f"kept; look at it with: harvester verify -f {place.config_path}")
+    say(f"kept; inspect it with: harvester verify -f {place.config_path}")
     if place.own_servers:
         say(f"remove it with: harvester stack down --delete -d {directory}")
 
 
 @contextmanager
 def _signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let this handle the signals that end a process, a terminal that hangs up among them."""
+    """Let this handle the signals that end a process, including a terminal that hangs up."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
@@ -172,19 +172,21 @@ def _signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def _ignore(_number: int, _frame: Any) -> None:
-    """During the clean-up, which is bounded: half of it would leave servers behind. Unlike SIG_IGN, not inherited."""
+    """During the clean-up, which is limited in time: half of it would leave servers behind. Unlike SIG_IGN, not
+    inherited.
+    """
 
 
-START_S = 60.0  # spawning shards and the first election
-STOP_S = 30.0  # the drain and leaving the group, many times over
-STUCK_S = 60.0  # a backlog that does not move for so long is given up
+START_S = 60.0  # for starting shards and the first election
+STOP_S = 30.0  # much more than draining and leaving the group take
+STUCK_S = 60.0  # a backlog that does not move for this long is given up
 _LOOK_S = 0.1
 
 
 class DemoRelay:
     """`harvester start` as a process, ended with the `with` block.
 
-    It has a process group of its own: Ctrl-C reaches us, and only we signal it.
+    It has its own process group: Ctrl-C reaches us, and only we signal it.
     """
 
     def __init__(self, place: DemoPaths, *extra: str, dashboard: bool = False, output: Any = None) -> None:
@@ -193,12 +195,12 @@ class DemoRelay:
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, process_group=0)
 
     def check(self) -> None:
-        """Raise when it has ended although nobody asked it to."""
+        """Raise if it has ended although nobody asked it to."""
         if self._process.poll() is not None:
             raise _ended("harvester start", self._process.returncode)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for it to end, with exit code 0; false when it had to be killed."""
+        """Wait for it to end, with exit code 0; False if it had to be killed."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -209,12 +211,12 @@ class DemoRelay:
         return True
 
     def stop(self) -> None:
-        """Stop it gracefully; it has to end with exit code 0."""
+        """Stop it gracefully; it must end with exit code 0."""
         self._process.send_signal(signal.SIGTERM)
         if not self.wait(STOP_S):
             raise HarvesterError(
                 f"harvester start did not stop within {STOP_S:g} s of SIGTERM and was killed",
-                hint="its log lines above tell what it waited for; please report it",
+                hint="its log lines above show what it waited for; please report this",
             )
 
     def end(self) -> None:
@@ -245,10 +247,10 @@ def perform(
     output: Any,
     say: Callable[[str], None],
 ) -> VerifyReport:
-    """Pump while the harvester runs, stop it, drain what is left, and judge.
+    """Pump while the harvester is running, stop it, drain what is left, and judge the result.
 
-    `seconds` None pumps the load to its end, however long that takes; else the pump stops then. `output` is where
-    the harvester's standard output goes (None: ours). `say` is not used while a dashboard is up.
+    `seconds` None pumps the whole load, however long that takes; otherwise the pump stops then. `output` is where the
+    harvester's standard output goes (None: ours). `say` is not used while a dashboard is shown.
     """
     from harvester.outbox.connection import connect
     from harvester.verify.check import verify
@@ -288,9 +290,10 @@ def perform(
 
 
 def _wait_for_leader(connection: Connection, place: DemoPaths, relay: DemoRelay, shards: int) -> None:
-    """Until somebody has taken the first term and every shard has its session, so that starting up does not count
-    as latency."""
-    # The database is the demo's own: besides ours, every session in it is the harvester's.
+    """Wait until the first term is taken and every shard has its session, so that starting up does not count as
+    latency.
+    """
+    # The database is the demo's own: all sessions in it except ours are the harvester's.
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     deadline = time.monotonic() + START_S
     query = f"SELECT term > 0 AND ({sessions}) > {shards} FROM {place.config.table.term}"
@@ -299,13 +302,13 @@ def _wait_for_leader(connection: Connection, place: DemoPaths, relay: DemoRelay,
         if time.monotonic() > deadline:
             raise LeadershipError(
                 f"the harvester did not become leader of {shards} shards within {START_S:g} s",
-                hint="its log lines above tell why",
+                hint="its log lines above show why",
             )
         time.sleep(_LOOK_S)
 
 
 def _wait_until_empty(connection: Connection, place: DemoPaths, relay: DemoRelay) -> None:
-    """Until no row is left, or nothing has moved for STUCK_S: the verdict will tell what stayed."""
+    """Wait until no row is left, or nothing has moved for STUCK_S: the verdict will show what remained."""
     before, since = _standing(connection, place), time.monotonic()
     while before[0]:
         relay.check()
@@ -332,34 +335,34 @@ def _one(connection: Connection, query: str) -> Any:
 
 def _ended(what: str, code: int) -> Exception:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return HarvesterError(f"{what} {how} in the middle of the demo", hint="its own message stands above")
+    return HarvesterError(f"{what} {how} in the middle of the demo", hint="its own message is above")
 
 
 DEFAULT_SECONDS = 3.0
 DEFAULT_RATE = 500.0
-_TRANSACTIONS_PER_S = 250  # what a small machine commits beside a broker and a harvester, NOTIFY included
+_TRANSACTIONS_PER_S = 250  # what a small machine commits while running a broker and a harvester, with NOTIFY
 _ROWS_UNBOUND = 25
 
 
 def demo(
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="How long to pump; with --records the pump goes on until it is done.")
+        float, typer.Option(min=0.1, help="How long to pump; with --records the pump continues until it is done.")
     ] = DEFAULT_SECONDS,
     records: Annotated[int | None, typer.Option(min=0, help="Records to pump.")] = None,
     keys: Annotated[int, typer.Option(min=1, help="Number of keys.")] = 1_000,
     rate: Annotated[
         float | None,
-        typer.Option(help=f"Records per second (default: {DEFAULT_RATE:g}; with --records as fast as it goes)."),
+        typer.Option(help=f"Records per second (default: {DEFAULT_RATE:g}; with --records as fast as possible)."),
     ] = None,
     shards: Annotated[int, typer.Option(min=1, help="Shard processes of the harvester.")] = 8,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave servers, database and topic for a look.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep servers, database and topic for inspection.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Start servers, run a harvester under load, stop it, verify, clean up.
 
-    On a terminal the harvester shows its dashboard. Servers of your own are used where HARVESTER_TEST_DSN and
-    HARVESTER_TEST_BOOTSTRAP name them. With --json the last line of the output is the verdict. Exits with 0 only
-    when nothing is lost or out of order.
+    On a terminal the harvester shows its dashboard. HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP can name your own
+    servers to use. With --json the last line of the output is the verdict. Exits with 0 only if nothing is lost or out
+    of order.
     """
     from harvester_cli.dashboard.live import should_show
     from harvester_cli.verify import answer, render
@@ -368,11 +371,11 @@ def demo(
     dashboard = not json_ and should_show("auto", sys.stdout)
 
     def say(text: str) -> None:
-        # A terminal that has hung up must not keep the clean-up from being done.
+        # A terminal that has hung up must not prevent the clean-up.
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
-    with _signals(signal.default_int_handler):  # as Ctrl-C does: everything is cleaned up
+    with _signals(signal.default_int_handler):  # like Ctrl-C: everything is cleaned up
         with prepared(say, keep=keep) as place:
             report = perform(
                 place,
@@ -388,11 +391,11 @@ def demo(
         else:
             print_rich(render(report))
     if not (report.verdict.holds and report.verdict.final):
-        raise VerificationFailed(answer(report), hint="run it with --keep to look into what it left")
+        raise VerificationFailed(answer(report), hint="run it with --keep to inspect what it left")
 
 
 def _load(records: int | None, rate: float | None, seconds: float, keys: int) -> Load:
-    """A little of everything that makes order hard: concurrent writers, late commits, rollbacks."""
+    """Some of everything that makes order difficult: concurrent writers, late commits, rollbacks."""
     from harvester.verify.load import Load
 
     if records is None:

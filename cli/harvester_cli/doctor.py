@@ -1,4 +1,4 @@
-"""`harvester doctor`: check everything that a harvester needs, and advise."""
+"""`harvester doctor`: check everything that a harvester needs, and give advice."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def doctor(
     options: ConfigOptions,
     probe: Annotated[
         bool,
-        typer.Option("--probe", help="Make a topic for a moment, to see the brokers' clock."),
+        typer.Option("--probe", help="Create a temporary topic, to read the brokers' clock."),
     ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Check machine, database, outbox, Kafka and topics, and say what to do about each finding.
+    """Check machine, database, outbox, Kafka and topics, and give advice for each finding.
 
-    Changes nothing (but see --probe). Exits with 1 when there is a problem, with 0 when there are warnings at most.
+    Changes nothing (but see --probe). Exits with 1 if there is a problem, with 0 if there are only warnings.
     """
     settings = options.load()
 
     from harvester.doctor import examine
 
-    with spinner("looking around") as status:
+    with spinner("checking") as status:
         report = examine(settings, probe=probe, progress=lambda what: status.update(f"{what} …"))
     if json_:
         typer.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
@@ -51,14 +51,14 @@ def doctor(
 def _print(report: DoctorReport) -> None:
     from rich.console import Console
 
-    # Wrapped by the terminal, never cut: a line can be searched and read out as it is.
+    # Wrapped by the terminal, never cut: a line can be searched and copied as it is.
     console = Console(highlight=False, soft_wrap=True)
     for line in lines_of(report):
         console.print(line)
 
 
 def lines_of(report: DoctorReport) -> Iterator[Text]:
-    """A line for each finding, in the report's order, what to do below it, and a verdict. Levels are words."""
+    """A line for each finding, in the report's order, with advice below it, and a verdict. Levels are words."""
     from rich.text import Text
 
     from harvester.doctor import CheckLevel

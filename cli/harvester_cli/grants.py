@@ -1,4 +1,4 @@
-"""`harvester grants`: the least privileges of relays, writers, callers and monitors, as SQL for the owner."""
+"""`harvester grants`: least privileges of relays, writers, callers and monitors, as SQL for the owner."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def _role(name: str, help_: str) -> Any:
 @grouped
 def grants(
     options: ConfigOptions,
-    relay: Annotated[list[str] | None, _role("--relay", "A role that harvesters log in as.")] = None,
+    relay: Annotated[list[str] | None, _role("--relay", "A role with which harvesters log in.")] = None,
     writer: Annotated[list[str] | None, _role("--writer", "A role that only adds records.")] = None,
     caller: Annotated[
         list[str] | None, _role("--caller", "A role that only calls the functions for writers (`init --functions`).")
     ] = None,
     monitor: Annotated[
-        list[str] | None, _role("--monitor", "A role that only looks: `status`, `dead list` and `dead show`.")
+        list[str] | None, _role("--monitor", "A role that only reads: `status`, `dead list` and `dead show`.")
     ] = None,
 ) -> None:
-    """Print the SQL that gives roles the least they need; changes nothing.
+    """Print the SQL that gives roles the least privileges they need; changes nothing.
 
-    The roles have to exist. Run the SQL as the owner of the tables, after `harvester init`, and again after an update
-    or a change of `archive` or `poison.notice_topic`:
+    The roles must exist. Run the SQL as the owner of the tables, after `harvester init`, and again after an update or a
+    change of `archive` or `poison.notice_topic`:
 
         harvester grants --relay relay --writer app | psql --set ON_ERROR_STOP=1
     """
@@ -59,10 +59,10 @@ def _facts(settings: Config) -> Facts | None:
     from harvester.outbox.connection import database_errors
     from harvester.outbox.schema import read_facts
 
-    # As with `init --print`: where the database cannot be reached, the tables are taken to be those of `init`.
+    # Like `init --print`: if the database cannot be reached, the tables are assumed to be those of `init`.
     try:
         with connected(settings, "grants") as connection, database_errors(f"inspect {settings.table}"):
             return read_facts(connection, settings.table)
     except DatabaseUnavailable as error:
-        typer.echo(f"harvester: {error}; the SQL is for the tables as `harvester init` makes them", err=True)
+        typer.echo(f"harvester: {error}; the SQL is for the tables as created by `harvester init`", err=True)
         return None

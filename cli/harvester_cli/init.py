@@ -18,30 +18,28 @@ if TYPE_CHECKING:
 @grouped
 def init(
     options: LoggedOptions,
-    print_: Annotated[
-        bool, typer.Option("--print", help="Print the SQL for psql instead, and change nothing.")
-    ] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the SQL for psql instead and change nothing.")] = False,
     notify: Annotated[
         bool | None,
         typer.Option(
             "--notify/--no-notify",
-            help="Make or remove the trigger that wakes the leader at each commit. (default: leave as it is)",
+            help="Create or remove the trigger that wakes the leader at each commit. (default: leave as it is)",
         ),
     ] = None,
     functions: Annotated[
         bool | None,
         typer.Option(
-            "--functions/--no-functions", help="Make or remove the SQL functions for writers. (default: leave as it is)"
+            "--functions/--no-functions", help="Create or remove the SQL functions for writers. (default: leave as is)"
         ),
     ] = None,
     value_type: Annotated[
-        Literal["text", "bytea"], typer.Option(help="The type of kafka_value, if the outbox has to be created.")
+        Literal["text", "bytea"], typer.Option(help="The type of kafka_value, if the outbox must be created.")
     ] = "text",
     json_: JsonOption = False,
 ) -> None:
-    """Create the outbox and the tables beside it, or check and migrate those that are there.
+    """Create the outbox and its companion tables, or check and migrate existing ones.
 
-    Safe to run again and again, and by several at once. An outbox that exists already is never changed.
+    Safe to run repeatedly, and several times at once. An existing outbox is never changed.
     """
     settings = options.load()
     if print_:
@@ -72,7 +70,7 @@ def init(
 def _print_sql(settings: Config, *, notify: bool, functions: bool, value_type: KafkaType) -> None:
     from harvester.outbox.schema import find_shape, sql
 
-    # Migration tools often run where the database cannot be reached; then the tables are taken to be new.
+    # Migration tools often run where the database cannot be reached; then the tables are assumed to be new.
     try:
         with connected(settings, "init") as connection:
             shape = find_shape(connection, settings.table)

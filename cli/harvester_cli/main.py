@@ -1,7 +1,7 @@
 """The `harvester` command: one file per subcommand, errors as one line plus a hint, documented exit codes.
 
-Only light imports at the top of any file of this package: `harvester --help` must not load Kafka, PostgreSQL or
-rich's machinery.
+Only light imports at the top of any file in this package: `harvester --help` must not load Kafka, PostgreSQL or rich's
+machinery.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Commands(TyperGroup):
 
 def _name_values(command: Any, ctx: Any) -> None:
     for parameter in command.params:
-        display = getattr(parameter, "display_type", None)  # older versions of Typer write TEXT and the like
+        display = getattr(parameter, "display_type", None)  # older versions of Typer write TEXT etc.
         shown = display(ctx) if display is not None else ""
         found = _TYPE_NAME.fullmatch(shown)
         word = _WORDS[found[1].lower()] if found else re.sub(r"^<list\[(.*)\]>$", r"<\1>", shown)
@@ -136,7 +136,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`): nothing is left to say, and nobody to say it to.
+        # The reader of our output is gone (`| head`): there is nothing left to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 
@@ -151,19 +151,19 @@ def _spare_clients() -> None:
 
         with contextlib.suppress(AttributeError):  # musl has no on_exit
             libc = ctypes.CDLL(None)
-            libc.on_exit(libc._exit, None)  # is called with the exit code, before all that was registered so far
+            libc.on_exit(libc._exit, None)  # called with the exit code, before everything registered so far
 
 
 def _run_for_the_journal() -> None:
-    """The same, with a mistake in the command line as one line of JSON; the parser would print its usage as text."""
+    """The same, but with command-line errors as one line of JSON; the parser would print its usage as text."""
     try:
-        code = app(standalone_mode=False)  # what `typer.Exit` says, or what the command returns, which is None
+        code = app(standalone_mode=False)  # the code of `typer.Exit`, or the command's result, which is None
     except Exception as error:
-        # The class is click's or Typer's own copy of it, by Typer's version.
+        # The class is click's, or Typer's own copy of it, depending on Typer's version.
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
             raise
         context = getattr(error, "ctx", None)
-        hint = f"{context.command_path} --help lists what there is" if context is not None else None
+        hint = f"{context.command_path} --help lists the options" if context is not None else None
         _print_error(SimpleNamespace(message=error.format_message(), hint=hint))
         sys.exit(error.exit_code)
     sys.exit(code or 0)
@@ -172,7 +172,7 @@ def _run_for_the_journal() -> None:
 def _print_error(error: object) -> None:
     message = getattr(error, "message", str(error))
     hint = getattr(error, "hint", None)
-    if "NOTIFY_SOCKET" in os.environ:  # in the journal are lines of JSON, and nothing else
+    if "NOTIFY_SOCKET" in os.environ:  # the journal contains only lines of JSON
         from harvester.telemetry.logging import configure
 
         configure("error", json=True, name="harvester").error("%s", message, extra={"hint": hint} if hint else None)

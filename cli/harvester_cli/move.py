@@ -1,4 +1,4 @@
-"""`harvester move`: give an outbox to another leader group, or to the same one in another Kafka cluster."""
+"""`harvester move`: give an outbox to another leader group, or to the same group in another Kafka cluster."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def move(
     options: ConfigOptions,
     unreleased: Annotated[
         bool,
-        typer.Option("--unreleased", help="The old group's leader is dead for certain, and did not release its term."),
+        typer.Option("--unreleased", help="The old group's leader is certainly dead and did not release its term."),
     ] = False,
 ) -> None:
     """Give the outbox to the leader group and Kafka cluster of this configuration.
 
-    Stop the harvesters it belongs to first. If the last of them was killed, start one of them once more and stop
-    it; only where that cannot be done, --unreleased: the first leader of the new group then waits for what the old one
-    may still send, and of an exactly-once leader records may be published again.
+    First stop the harvesters to which it belongs. If the last of them was killed, start one of them once more and stop
+    it; use --unreleased only if that is impossible: the first leader of the new group then waits for what the old one
+    may still send, and if the old one was exactly-once, records may be published again.
     """
     settings = options.load()
 
@@ -40,17 +40,17 @@ def move(
             typer.echo(f"nothing to do: {settings.table} belongs to {ours}")
             return
         if row.lent_to is not None:
-            raise LeadershipError(f"{row.lent_to} has the term, or asks for it", hint="wait until it is done")
+            raise LeadershipError(f"{row.lent_to} has borrowed the term, or asks for it", hint="wait until it is done")
         if row.holder is not None and not unreleased:
             raise LeadershipError(
                 f"{row.name!r} of {row.owner} has not released its term of {settings.table}",
-                hint="stop its harvesters (SIGTERM); `harvester move --help` says what to do when they were killed",
+                hint="stop its harvesters (SIGTERM); `harvester move --help` explains what to do if they were killed",
             )
         if not session.move(row, ours):
             raise LeadershipError(
                 f"a harvester of {row.owner} has just taken or released the term of {settings.table}",
                 hint="stop all of them, then run this again",
             )
-    typer.echo(f"{settings.table} belongs to {ours} now; before, to {row.owner}")
+    typer.echo(f"{settings.table} now belongs to {ours}, previously to {row.owner}")
     if row.holder is not None:
         typer.echo(f"its first leader waits {expiry_s(settings):.0f} s for what {row.name!r} may still send")

@@ -1,4 +1,4 @@
-"""Options that several commands share, one by one and as groups."""
+"""Options shared by several commands, individually and as groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         "-f",
-        help="Configuration file (TOML). Without it: $HARVESTER_CONFIG, then ./harvester.toml, then the defaults.",
+        help="Configuration file (TOML). Default: $HARVESTER_CONFIG, then ./harvester.toml, then the defaults.",
     ),
 ]
 SetOption = Annotated[
@@ -39,7 +39,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for script
 
 
 def duration(text: str, option: str) -> timedelta:
-    """Such as 90s or 2h; raises typer.BadParameter."""
+    """Parse a duration such as 90s or 2h; raises typer.BadParameter."""
     from harvester.config import parse_duration
 
     try:
@@ -49,7 +49,7 @@ def duration(text: str, option: str) -> timedelta:
 
 
 def moment(text: str, option: str) -> datetime | timedelta:
-    """A time, UTC unless it says otherwise, or how long ago; raises typer.BadParameter."""
+    """A time, UTC by default, or a duration before now; raises typer.BadParameter."""
     from harvester.config import parse_duration
 
     with suppress(ValueError):
@@ -62,11 +62,11 @@ def moment(text: str, option: str) -> datetime | timedelta:
 
 
 def from_base64(text: str, option: str) -> bytes:
-    """Raises typer.BadParameter."""
+    """Decode base64; raises typer.BadParameter."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise typer.BadParameter(f"is no base64: {error}", param_hint=option) from error
+        raise typer.BadParameter(f"is not base64: {error}", param_hint=option) from error
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -99,17 +99,17 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclasses.dataclass
 class ConfigOptions:
-    """Where the configuration is, and what overrides it."""
+    """Where the configuration is, and overrides of it."""
 
     config: ConfigOption = None
     set_: SetOption = None
 
     def load(self) -> Config:
-        """The configuration; raises ConfigurationError with everything that is wrong."""
+        """The configuration; raises ConfigurationError with all problems."""
         return self.load_with_origin().config
 
     def load_with_origin(self, *overrides: str, check: Callable[[Config], list[Problem]] | None = None) -> Loaded:
-        """The configuration, and where each part of it came from. Further overrides win over `--set`."""
+        """The configuration, and the origin of each part. Further overrides win over `--set`."""
         from harvester import config as configuration
 
         return configuration.load(self.config, [*(self.set_ or ()), *overrides], check=check)
@@ -117,7 +117,7 @@ class ConfigOptions:
 
 @dataclasses.dataclass
 class LoggedOptions(ConfigOptions):
-    """The same with a log level."""
+    """The same, with a log level."""
 
     log_level: LogLevelOption = None
 

@@ -1,4 +1,4 @@
-"""Functions that commands share: print JSON and tables, show a spinner, connect to the database."""
+"""Functions shared by commands: print JSON and tables, show a spinner, connect to the database."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _UNWRAPPED = 100_000
 
 
 def is_ascii() -> bool:
-    """Whether the locale is C, named by the user: Python itself writes UTF-8 in it."""
+    """Whether the user has set the locale C: Python itself writes UTF-8 in it."""
     named = next((value for name in ("LC_ALL", "LC_CTYPE", "LANG") if (value := os.environ.get(name))), "")
     return named in ("C", "POSIX")
 
 
 def console(*, stderr: bool = False, **options: Any) -> Console:
-    """A console of rich's: it draws in ASCII in the locale C, and wraps nothing where it is no terminal."""
+    """A rich console: it draws in ASCII in the locale C, and wraps nothing if it is not a terminal."""
     from rich.console import Console
 
     class Ours(Console):
@@ -49,12 +49,12 @@ def console(*, stderr: bool = False, **options: Any) -> Console:
 
 
 def print_rich(renderable: Any) -> None:
-    """Print a table or the like, as wide as the terminal; a row is one line where there is none."""
+    """Print a table or the like, as wide as the terminal; without a terminal, a row is one line."""
     console().print(renderable)
 
 
 def spinner(what: str) -> Status:
-    """A context manager that shows people what is going on; silent where standard error is no terminal."""
+    """A context manager that shows progress to people; silent if standard error is not a terminal."""
     dots = "..." if is_ascii() else "…"
     return console(stderr=True).status(f"{what} {dots}", spinner="line" if is_ascii() else "dots")
 

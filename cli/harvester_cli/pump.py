@@ -1,4 +1,4 @@
-"""`harvester pump`: write records whose number per key is known, for `harvester verify` to check."""
+"""`harvester pump`: write records in known numbers per key, for `harvester verify` to check."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def pump(
     options: LoggedOptions,
     records: Annotated[int, typer.Option(help="Records to commit.")] = 10_000,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 1_000,
-    rate: Annotated[float | None, typer.Option(help="Records per second; as fast as it goes if left out.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Records per second [default: as fast as possible].")] = None,
     size: Annotated[int, typer.Option(help="Bytes of each value.")] = 200,
     rows_per_transaction: Annotated[int, typer.Option(help="Records in each transaction.")] = 1,
-    writers: Annotated[int, typer.Option(help="Sessions that write at the same time.")] = 4,
+    writers: Annotated[int, typer.Option(help="Number of concurrent sessions.")] = 4,
     skew: Annotated[float, typer.Option(help="Zipf exponent over the keys; 0 is uniform.")] = 0.0,
     late: Annotated[
-        float, typer.Option(help="Share of transactions that stay open while larger ids are committed.")
+        float, typer.Option(help="Fraction of transactions that stay open while larger ids are committed.")
     ] = 0.0,
-    rollbacks: Annotated[float, typer.Option(help="Share of transactions that are rolled back.")] = 0.0,
+    rollbacks: Annotated[float, typer.Option(help="Fraction of transactions that are rolled back.")] = 0.0,
     topic: Annotated[
         list[str] | None, typer.Option(help=f"Topic; several share the keys (default: {DEFAULT_TOPIC}).")
     ] = None,
     headers: Annotated[int, typer.Option(help="Headers of each record.")] = 1,
     seed: Annotated[int, typer.Option(help="The same seed plans the same load.")] = 1,
-    append: Annotated[bool, typer.Option("--append", help="Go on from the counts of an earlier pump.")] = False,
+    append: Annotated[bool, typer.Option("--append", help="Continue from the counts of an earlier pump.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Write records into the outbox, many sessions at once, and count them per key in <outbox>_pump.
+    """Write records into the outbox, with several sessions at once, and count them per key in <outbox>_pump.
 
-    Counts and records are committed in the same transactions, so the counts are the truth that `verify` compares
-    Kafka with. Ctrl-C ends it early, with everything that was committed counted.
+    Counts and records are committed in the same transactions, so the counts are the truth with which `verify` compares
+    Kafka. Ctrl-C ends it early, with everything committed so far counted.
     """
     settings = options.load()
 
@@ -81,7 +81,9 @@ def pump(
 
 @contextmanager
 def progress(what: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error while it is a terminal; yields what to call with records and a new total."""
+    """A progress bar on standard error if that is a terminal; yields a function to call with records and a new
+    total.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = output.console(stderr=True)

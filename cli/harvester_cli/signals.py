@@ -1,8 +1,8 @@
-"""Handlers of signals.
+"""Signal handlers.
 
-The handler of a signal runs in the main thread, between any two steps of whatever that was doing. So it must take no
-lock: the code below it may hold the same one, and would never go on to give it back. `threading.Event.set` takes one,
-and so does the start of a `threading.Thread`.
+A signal handler runs in the main thread, between any two steps of whatever that was doing. So it must take no lock: the
+interrupted code may hold the same one, and would never continue to release it. `threading.Event.set` takes one, and so
+does starting a `threading.Thread`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from types import FrameType
 
 
 def aside(call: Callable[[], object]) -> None:
-    """Run it in a thread of its own, and return at once: for handlers of signals."""
+    """Run it in a separate thread, and return at once: for signal handlers."""
     _thread.start_new_thread(call, ())
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second acts as ever."""
+    """An event that the first SIGINT or SIGTERM sets; the second has its usual effect."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -16,12 +16,12 @@ from harvester_cli.output import print_json, print_rich
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="A PostgreSQL and a Kafka broker of your own on loopback, for the demo and for tests.",
+    help="Your own PostgreSQL and Kafka broker on loopback, for the demo and for tests.",
 )
 
 Directory = Annotated[
     Path | None,
-    typer.Option("--directory", "-d", help="Where the stack lives [default: $HARVESTER_STACK, else ./.stack]."),
+    typer.Option("--directory", "-d", help="The stack's directory [default: $HARVESTER_STACK, otherwise ./.stack]."),
 ]
 
 
@@ -32,14 +32,14 @@ def up(
     postgres_bin: Annotated[
         Path | None, typer.Option(help="Directory with initdb and postgres to use instead of the wheel's.")
     ] = None,
-    dsn: Annotated[str | None, typer.Option(help="A PostgreSQL of your own, used instead of starting one.")] = None,
-    bootstrap: Annotated[str | None, typer.Option(help="Kafka brokers of your own, used instead.")] = None,
+    dsn: Annotated[str | None, typer.Option(help="Your own PostgreSQL, used instead of starting one.")] = None,
+    bootstrap: Annotated[str | None, typer.Option(help="Your own Kafka brokers, used instead of starting one.")] = None,
     durable: Annotated[
-        bool, typer.Option("--durable/--fast", help="Survive a power cut, or be quicker without fsync.")
+        bool, typer.Option("--durable/--fast", help="Survive a power failure, or be faster without fsync.")
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the servers; does nothing where they already run. They keep running until `harvester stack down`."""
+    """Start the servers; does nothing if they are already running. They keep running until `harvester stack down`."""
     from harvester import stack
 
     console = output.console(stderr=True)
@@ -70,7 +70,7 @@ def down(
 
 @app.command("status")
 def status(directory: Directory = None, as_json: JsonOption = False) -> None:
-    """Tell how the servers stand; exit code 1 unless both run."""
+    """Show the state of the servers; exits with 1 unless both are running."""
     if not _show(directory, as_json=as_json):
         raise typer.Exit(1)
 
@@ -79,7 +79,7 @@ def status(directory: Directory = None, as_json: JsonOption = False) -> None:
 def env(directory: Directory = None) -> None:
     """Print the addresses for a shell: `eval "$(harvester stack env)"`.
 
-    The tests use HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP; a configuration file can name them as ${...}.
+    The tests use HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP; a configuration file can refer to them as ${...}.
     """
     from harvester import stack
 

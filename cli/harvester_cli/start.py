@@ -1,7 +1,7 @@
-"""`harvester start`: run a harvester until it is told to stop.
+"""`harvester start`: run a harvester until it is stopped.
 
-It tells a service manager when it is ready, what it is doing, and that it makes progress. Without a terminal, SIGHUP
-reloads the configuration: what can be applied to a running harvester is, the rest is named.
+It notifies a service manager when it is ready, what it is doing, and that it makes progress. Without a terminal, SIGHUP
+reloads the configuration: what can be applied to a running harvester is applied, the rest is listed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from harvester.telemetry.notify import Notifier
 
 _STATUS_EVERY_S = 2.0
-_START_S = 30.0  # beyond the limit of systemd for a start, which is 90 s unless the unit sets another
+_START_S = 30.0  # in addition to systemd's limit for a start, which is 90 s unless set in the unit
 _READY_LOOK_S = 0.25
-_LOOKS = 4  # at the mark loop, in the time that the watchdog allows
+_LOOKS = 4  # checks of the mark loop per watchdog interval
 
 
 def tell_manager(harvester: Harvester, notifier: Notifier, done: threading.Event) -> None:
-    """Keep the manager informed until `done`; for a thread of its own.
+    """Keep the service manager informed until `done`; runs on its own thread.
 
-    Start-up is done when the harvester is ready, by the rule of `/readyz`. Until then the manager's limit for a start
-    is extended again and again. Watchdog pings are sent only while the mark loop progresses.
+    Start-up is complete when the harvester is ready, as defined for `/readyz`. Until then the manager's limit for a
+    start is extended repeatedly. Watchdog pings are sent only while the mark loop progresses.
     """
     from harvester_cli.dashboard.live import status_line
 
@@ -60,7 +60,7 @@ def tell_manager(harvester: Harvester, notifier: Notifier, done: threading.Event
 
 
 def least_watchdog_s(heartbeat_s: float) -> float:
-    """The shortest watchdog that means a loop that is stuck: a statement may take 6 H, and then another."""
+    """The shortest watchdog interval that indicates a stuck loop: a statement may take 6 H, followed by another."""
     return 12 * heartbeat_s + 10
 
 
@@ -77,7 +77,7 @@ def has_terminal() -> bool:
 
 
 class Reloader(threading.Thread):
-    """Reloads the configuration on request; requests that arrive during a reload become one."""
+    """Reloads the configuration on request; requests that arrive during a reload are combined."""
 
     def __init__(
         self,
@@ -97,7 +97,6 @@ class Reloader(threading.Thread):
         self._asked.put(None)
 
     def run(self) -> None:
-        """The thread."""
         while True:
             self._asked.get()
             while not self._asked.empty():
@@ -105,13 +104,13 @@ class Reloader(threading.Thread):
             self._notifier.reloading()
             try:
                 said = self._reload()
-            except Exception:  # noqa: BLE001 - the top frame: the harvester goes on with what it has
+            except Exception:  # noqa: BLE001 - the top frame: the harvester continues with what it has
                 self._log.exception("reload: nothing was changed")
                 said = "reload: failed; nothing was changed"
             self._notifier.reloaded(said)
 
     def _reload(self) -> str:
-        """Returns a line for the manager."""
+        """Reload; returns a line for the service manager."""
         try:
             after = self._checked()
         except HarvesterError as error:
@@ -135,7 +134,7 @@ class Reloader(threading.Thread):
         return f"reload: {applied} applied, {waiting} need a restart, {len(failed)} failed"
 
     def _renew(self, after: Config, passwords: Sequence[Change]) -> bool:
-        """New connections log in with the new passwords; nothing else of what differs is let in by this."""
+        """Use the new passwords for new connections; no other difference is accepted with this."""
         given: dict[str, Any] = {}
         for change in passwords:
             table, _, option = change.path.partition(".")
@@ -159,7 +158,7 @@ class Reloader(threading.Thread):
 
         loaded = self._read()
         after = loaded.config
-        if "name" not in loaded.given:  # it is made up from the time, among others
+        if "name" not in loaded.given:  # the default includes the time
             after = after.model_copy(update={"name": self._config.name})
         problems = check_clients(after)
         if problems:
@@ -194,12 +193,15 @@ def start(
         typer.Option("--dashboard", help="Live dashboard; auto: when standard output is a terminal."),
     ] = "auto",
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="Stop, with exit code 0, when leading and the outbox is empty.")
+        bool,
+        typer.Option(
+            "--until-empty", help="Stop, with exit code 0, when this harvester leads and the outbox is empty."
+        ),
     ] = False,
 ) -> None:
     """Move outbox rows to Kafka until stopped (SIGTERM or Ctrl-C: gracefully; a second one: at once).
 
-    Without a terminal SIGHUP reads the configuration again.
+    Without a terminal, SIGHUP reloads the configuration.
     """
     overrides = [] if shards is None else [f"limits.shards={shards}"]
     read = partial(options.load_with_origin, *overrides)
@@ -214,7 +216,7 @@ def start(
 
     problems = check_clients(settings)
     if problems:
-        raise ConfigurationError(problems, hint="`harvester config check` names the same")
+        raise ConfigurationError(problems, hint="`harvester config check` lists the same problems")
     logger = configure(settings.logging.level, name=settings.name)
     calm_collector()
     harvester = Harvester(settings, until_empty=until_empty)
@@ -238,7 +240,7 @@ def start(
                 threading.Thread(target=tell_manager, args=arguments, name="notify", daemon=True).start()
         return harvester.status()
 
-    # The dashboard is up before the first shard starts, so that nothing a shard prints tears the screen.
+    # The dashboard is shown before the first shard starts, so that no shard's output disturbs the screen.
     if show:
         live.run(status, until=done)
     else:
@@ -261,7 +263,7 @@ def _watch(harvester: Harvester, done: threading.Event) -> None:
 
 
 def _on_hangup(stopper: _Stopper, reloader: Reloader) -> None:
-    """SIGHUP: the terminal was closed, which stops; where there is none, a wish to reload. nohup(1) is respected."""
+    """SIGHUP: the terminal was closed, so stop; without a terminal, reload. nohup(1) is respected."""
     if not has_terminal():
         signal.signal(signal.SIGHUP, lambda _number, _frame: reloader.request())
     elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -269,7 +271,7 @@ def _on_hangup(stopper: _Stopper, reloader: Reloader) -> None:
 
 
 class _Stopper:
-    """First signal: stop gracefully. Second: stop at once. Third: leave."""
+    """First signal: stop gracefully. Second: stop at once. Third: exit."""
 
     def __init__(self, harvester: Harvester, notifier: Notifier) -> None:
         self._harvester, self._notifier = harvester, notifier

@@ -1,4 +1,4 @@
-"""`harvester status`: the outbox as the database shows it, whether or not a harvester runs."""
+"""`harvester status`: the outbox according to the database, whether or not a harvester is running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @grouped
 def status(options: LoggedOptions, json_: JsonOption = False) -> None:
-    """Show who leads, what waits in the outbox and what stands in quarantine, from the database alone."""
+    """Show who leads, what waits in the outbox and what is in quarantine, from the database alone."""
     settings = options.load()
 
     from harvester.outbox.overview import read_overview
@@ -31,7 +31,7 @@ def status(options: LoggedOptions, json_: JsonOption = False) -> None:
 
 
 def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
-    """The keys are a public interface; times are ISO 8601 with offset, ages seconds."""
+    """The keys are a public interface; times are ISO 8601 with offset, ages are in seconds."""
 
     def text(value: object) -> str | None:
         return None if value is None else str(value)
@@ -75,7 +75,7 @@ def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
 
 
 def as_table(table: OutboxTable, overview: Overview, now: Any, group: str) -> Table:
-    """Two columns, name and value, for people. `group`: of the configuration, which may be another."""
+    """Two columns, name and value, for people. `group`: the configured one, which may differ."""
     shape, backlog, quarantine = overview.shape, overview.backlog, overview.quarantine
     leader = "none yet"
     if overview.holder is not None:
@@ -84,7 +84,7 @@ def as_table(table: OutboxTable, overview: Overview, now: Any, group: str) -> Ta
             leader += f", {_age((now - overview.acquired_at).total_seconds())} ago"
     belongs_to = str(overview.owner)
     if overview.owner.group not in (None, group):
-        belongs_to += f"; the configuration names {group!r}, whose harvesters are refused"
+        belongs_to += f"; the configuration has {group!r}, whose harvesters are refused"
     waiting = _count(backlog.records, capped=backlog.capped)
     if backlog.oldest_age_s is not None:
         waiting += f", the first for {_age(backlog.oldest_age_s)}"

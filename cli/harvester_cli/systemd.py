@@ -1,7 +1,7 @@
-"""`harvester systemd install`: write units with this installation's paths to where systemd looks for them.
+"""`harvester systemd install`: write units with this installation's paths to systemd's directories.
 
-Units for a user are the shipped ones without what needs privileges: a user's manager can make no users, namespaces or
-mounts, and knows no units of the system. What the kernel's filters do stays.
+Units for a user are the shipped ones without what needs privileges: a user's manager can create no users, namespaces or
+mounts, and knows no system units. The kernel's filters stay.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._/+@=,-]+", re.ASCII)
 
 
 def can_stand_in_a_unit(path: str) -> bool:
-    """Whether a path needs no quoting: blanks, quotes, `$` and `%` mean something in a unit."""
+    """Whether a path needs no quoting: blanks, quotes, `$` and `%` are special in a unit."""
     return _PLAIN.fullmatch(path) is not None
 
 
@@ -50,7 +50,7 @@ def unit_text(shipped: str, program: str, *, user: bool) -> str:
 
 
 def _for_user(block: str) -> str:
-    """A block without what is not for users; a comment goes with the setting below it."""
+    """A block without what is not for users; a comment belongs to the setting below it."""
     kept: list[str] = []
     comments: list[str] = []
     for line in block.strip("\n").split("\n"):
@@ -70,21 +70,21 @@ _HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108
 
 @app.callback()
 def _group() -> None:
-    """Otherwise a single command would take the group's place."""
+    """Without this, a single command would take the group's place."""
 
 
 @app.command("install")
 def install(
-    user: Annotated[bool, typer.Option("--user", help="For this user's own manager.")] = False,
-    system: Annotated[bool, typer.Option("--system", help="For the system's manager; needs root.")] = False,
-    print_: Annotated[bool, typer.Option("--print", help="Print the units, write nothing.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite units that were changed.")] = False,
-    root: Annotated[Path | None, typer.Option("--root", help="Write below this directory: for images.")] = None,
+    user: Annotated[bool, typer.Option("--user", help="Install for this user's own manager.")] = False,
+    system: Annotated[bool, typer.Option("--system", help="Install for the system's manager; requires root.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the units and write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite modified units.")] = False,
+    root: Annotated[Path | None, typer.Option("--root", help="Write below this directory, for images.")] = None,
 ) -> None:
     """Install harvester.service and harvester@.service (one of several: its configuration file's name)."""
     if user == system:
-        raise typer.BadParameter("give --user or --system")
+        raise typer.BadParameter("use --user or --system")
     program = _program()
     if system and not print_:
         _check_visible(program)
@@ -114,10 +114,12 @@ def _program() -> str:
         if path.is_file() and os.access(path, os.X_OK):
             program = os.path.normpath(path)
             if not can_stand_in_a_unit(program):
-                raise HarvesterError(f"{program!r} cannot stand in a unit", hint="install it in a path without blanks")
+                raise HarvesterError(
+                    f"{program!r} cannot be used in a unit", hint="install it in a path without blanks"
+                )
             return program
     raise HarvesterError(
-        "this installation has no harvester command", hint="pip install outbox-harvester, and run that"
+        "this installation has no harvester command", hint="run pip install outbox-harvester, and use that"
     )
 
 
@@ -143,12 +145,12 @@ def _folder(*, user: bool, root: Path | None) -> Path:
 
 
 def _changed(path: Path, text: str) -> bool:
-    """Whether something else stands there."""
-    if path.is_symlink():  # masked, or linked to a file of somebody's
+    """Whether something else is there."""
+    if path.is_symlink():  # masked, or linked to another file
         return True
     try:
         return path.read_text(encoding="utf-8", errors="replace") != text
-    except OSError:  # there is none; or writing will tell what is wrong
+    except OSError:  # it does not exist, or writing will show what is wrong
         return False
 
 
@@ -156,8 +158,8 @@ def _refuse_changed(folder: Path, changed: dict[str, bool], *, force: bool) -> N
     names = [str(folder / name) for name, is_changed in changed.items() if is_changed]
     if names and not force:
         raise HarvesterError(
-            f"not what would be written, so nothing was: {', '.join(names)}",
-            hint="--dry-run shows the difference, --force overwrites; `systemctl edit` keeps changes of your own apart",
+            f"existing files differ, so nothing was written: {', '.join(names)}",
+            hint="--dry-run shows the difference, --force overwrites; `systemctl edit` keeps your own changes separate",
         )
 
 
@@ -174,7 +176,7 @@ def _say_what_would_be(path: Path, text: str, changed: bool) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write it completely or not at all."""
     if path.exists() and not _changed(path, text):
         print(f"{path}: unchanged")
         return
@@ -192,7 +194,7 @@ def _write(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise HarvesterError(
-            f"{path} could not be written: {error.strerror or error}", hint="--system needs root; --user does not"
+            f"{path} could not be written: {error.strerror or error}", hint="--system requires root; --user does not"
         ) from error
     print(f"{path}: written")
 
@@ -202,6 +204,6 @@ def _say_what_is_next(*, user: bool) -> None:
     folder = "~/.config/harvester" if user else FOLDER
     print(f"\nConfiguration: {folder}/harvester.toml, secrets for it: {folder}/harvester.env (mode 0600)")
     print(f"Then: {systemctl} daemon-reload && {systemctl} enable --now harvester")
-    print(f"One of several: harvester@billing, which reads {folder}/billing.toml and billing.env")
+    print(f"For one of several: harvester@billing, which reads {folder}/billing.toml and billing.env")
     if user:
         print("To let it run while you are not logged in: loginctl enable-linger")

@@ -1,4 +1,4 @@
-"""`harvester verify`: compare what the pump committed with what Kafka holds."""
+"""`harvester verify`: compare what the pump committed with the contents of Kafka."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def verify(
     options: LoggedOptions,
     isolation: Annotated[
         Literal["read_committed", "read_uncommitted"],
-        typer.Option(help="Whether records of open and aborted transactions are read."),
+        typer.Option(help="Whether to read records of open and aborted transactions."),
     ] = "read_committed",
     topic: Annotated[
         list[str] | None, typer.Option(help="Topic to read; may be given several times (default: the pump's).")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds during which nothing may arrive.")] = 30.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Let duplicates fail the verdict, too.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for further records.")] = 30.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Duplicates also fail the verdict.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Read the topics to their end and judge them by the counts in <outbox>_pump.
+    """Read the topics to their end and compare them with the counts in <outbox>_pump.
 
-    Exits with 0 only when no record is lost, out of order, unexpected or still waiting in the outbox.
+    Exits with 0 only if no record is lost, out of order, unexpected or still waiting in the outbox.
     """
     settings = options.load()
 
@@ -57,7 +57,7 @@ def verify(
         print_rich(render(report))
     verdict = report.verdict
     if not verdict.holds:
-        raise VerificationFailed(answer(report), hint="the examples name the records and where they stand in Kafka")
+        raise VerificationFailed(answer(report), hint="the examples name the records and their positions in Kafka")
     if not verdict.final:
         raise VerificationFailed(
             f"{verdict.pending:,} records still wait in the outbox", hint="drain it: `harvester start --until-empty`"
@@ -67,7 +67,7 @@ def verify(
 
 
 # A record that Kafka refused and that was put back later leaves such a number, as does an aborted one.
-_BY_HEADERS = "By the headers alone, which cannot tell what became of a number; the verdict above can:"
+_BY_HEADERS = "From the headers alone, which do not show what happened to a number; the verdict above does:"
 
 
 def render(report: VerifyReport) -> RenderableType:
@@ -82,11 +82,11 @@ def render(report: VerifyReport) -> RenderableType:
     table.add_column(justify="right")
     table.add_column(justify="left", style="dim")
     rows: tuple[tuple[str, int, bool, str], ...] = (
-        ("inserted", verdict.inserted, False, "committed rows, by the side table"),
+        ("inserted", verdict.inserted, False, "committed rows, according to the side table"),
         ("delivered", verdict.delivered, False, "of these, found in Kafka"),
         ("lost", verdict.lost, True, "in neither Kafka, quarantine nor outbox"),
         ("duplicates", verdict.duplicates, False, "deliveries beyond a record's first"),
-        ("order violations", verdict.order_violations, True, "records that come after a successor"),
+        ("order violations", verdict.order_violations, True, "records that came after a successor"),
         ("quarantined", verdict.quarantined, False, "set aside with their error"),
         ("pending", verdict.pending, False, "still in the outbox"),
         ("unexpected", verdict.unexpected, True, "records that were never committed"),
@@ -96,7 +96,7 @@ def render(report: VerifyReport) -> RenderableType:
         style = ("bold red" if count else "green") if must_be_zero else ""
         table.add_row(name, Text(f"{count:,}", style=style), meaning)
     if (sequenced := report.sequenced).records:  # informational: only the counts know what was committed
-        table.add_row("repeated ids", f"{sequenced.repeats:,}", "by the records' headers alone")
+        table.add_row("repeated ids", f"{sequenced.repeats:,}", "according to the records' headers alone")
         table.add_row("open numbers", f"{sequenced.open:,}", "missing in the last sequence of a lane")
         table.add_row("clashing numbers", f"{sequenced.clashes:,}", "ids that share a number with another")
     table.add_row("rate", _figure(timing.rate_per_s, "/s"), "from first to last record in Kafka")

@@ -1,4 +1,4 @@
-"""`harvester watch`: show the dashboard of harvesters on this machine, by their control sockets."""
+"""`harvester watch`: show the dashboard of harvesters on this machine, using their control sockets."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def watch(
     name: NamesOption = None,
     socket: SocketsOption = None,
     config: ConfigOption = None,
-    key: Annotated[str | None, typer.Option("--key", help="Show what is known of the records of this key.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print how they fare now, and end.")] = False,
+    key: Annotated[str | None, typer.Option("--key", help="Show what is known about the records of this key.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
     json_: Annotated[
-        bool, typer.Option("--json", help="Print JSON, a line for each harvester: once, or every second.")
+        bool, typer.Option("--json", help="Print JSON, one line per harvester: once, or every second.")
     ] = False,
 ) -> None:
-    """Show how running harvesters fare, all that are found or those that are named; on a terminal with keys.
+    """Show the state of running harvesters, all of them or selected ones; on a terminal, with keys.
 
-    With a configuration file, the harvesters of its `control.socket` or `name`, if it sets one of them.
+    With a configuration file: the harvesters of its `control.socket` or `name`, if it sets one of them.
 
-    Exits with 69 when none runs.
+    Exits with 69 if none is running.
     """
     from harvester_cli.dashboard import live
 
@@ -52,14 +52,14 @@ def watch(
     elif not json_ and live.should_show("auto", sys.stdout):
         from harvester_cli.watch_live import watch_live
 
-        meant.find()  # says so where none runs
+        meant.find()  # raises if none is running
         watch_live(meant.find_any, key)
     else:
         _follow(meant.find(), key, as_json=json_)
 
 
 def _named_by(config: Path) -> tuple[list[str], list[Path]]:
-    """Names and sockets of the harvesters that a file is for; raises NoHarvester if it switches the socket off."""
+    """Names and sockets of the harvesters configured by a file; raises NoHarvester if it switches the socket off."""
     from harvester.config import load
 
     loaded = load(config)
@@ -72,12 +72,12 @@ def _named_by(config: Path) -> tuple[list[str], list[Path]]:
         )
     if socket != "auto":
         return [], [Path(socket)]
-    # The default of the name differs from process to process.
+    # The default name differs from process to process.
     return [loaded.config.name] if "name" in loaded.given else [], []
 
 
 class _Meant:
-    """Which harvesters are meant: those that were named, else all that run."""
+    """Selects harvesters: the named ones, or all running ones."""
 
     def __init__(self, names: list[str], sockets: list[Path]) -> None:
         self._names, self._sockets = names, sockets
@@ -96,7 +96,7 @@ class _Meant:
             return client.running()
 
     def find_any(self) -> list[Path]:
-        """The same, none included."""
+        """The same, possibly none."""
         from harvester.control.protocol import ControlError
 
         try:
@@ -129,7 +129,7 @@ def _print(path: Path, told: Status | KeyStatus, *, as_json: bool) -> None:
 
 
 def _follow(paths: list[Path], key: str | None, *, as_json: bool) -> None:
-    """Lines now and again, until the last of them has ended."""
+    """Print lines periodically, until the last of them has ended."""
     from harvester.control.client import Connection
     from harvester.control.protocol import NoHarvester
 

@@ -1,4 +1,4 @@
-"""Runs `harvester watch` on a terminal: the screen, the keys, and the requests that keys make."""
+"""Runs `harvester watch` on a terminal: the screen, the keys, and the requests caused by keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAID_S = 5.0
 
 
 def watch_live(find: Callable[[], Sequence[Path]], key: str | None = None) -> None:
-    """Draw until `q`, Ctrl-C or a signal; at first one record key, if given."""
+    """Draw until `q`, Ctrl-C or a signal; initially one record key, if given."""
     watch = _Watch(find, View() if key is None else View(detail=OneKey(key)))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, watch.interrupted)
@@ -50,7 +50,7 @@ class _Watch:
         self._feeds = Feeds(find, _EVERY_S, self._news.set)
         self._seen: list[Glimpse] = []
         self._view = view
-        self._looks = threading.Event()  # for a key, before its time
+        self._looks = threading.Event()  # asks for the key's status ahead of time
         self._lock = threading.Lock()
         self._has_keys = False
         self._asking: threading.Thread | None = None
@@ -67,7 +67,7 @@ class _Watch:
         return lambda width, height, kept: screen(view, seen, width, height, keys=keys, kept=kept)
 
     def rest(self, at_most_s: float) -> bool:
-        """Wait until there is something new to show; whether the watch has ended."""
+        """Wait until there is something new to show; returns whether the watch has ended."""
         self._news.wait(at_most_s)
         self._news.clear()
         return self.ended.is_set()
@@ -77,7 +77,7 @@ class _Watch:
         aside(self.end)
 
     def end(self) -> None:
-        """No further frame."""
+        """Draw no further frame."""
         self.ended.set()
         self._news.set()
         self._looks.set()
@@ -93,7 +93,7 @@ class _Watch:
             for key in keys:
                 self._press(key)
             self._news.set()
-        self.end()  # the terminal has gone, if it has not ended already
+        self.end()  # the terminal is gone, unless the watch has already ended
 
     def _press(self, key: str) -> None:
         with self._lock:
@@ -107,7 +107,7 @@ class _Watch:
             self._begin(action)
 
     def look(self) -> None:
-        """The thread that asks about the key that is looked at, while one is."""
+        """The thread that asks about the displayed key, if any."""
         while not self.ended.is_set():
             with self._lock:
                 one, detail = chosen(self._view, self._seen), self._view.detail
@@ -124,7 +124,7 @@ class _Watch:
             return replace(detail, trouble=error.message)
 
     def _show(self, socket: Path, told: OneKey) -> None:
-        """Unless something else is looked at by now."""
+        """Show it, unless something else is displayed by now."""
         with self._lock:
             one, detail = chosen(self._view, self._seen), self._view.detail
             if one is not None and one.path == socket and isinstance(detail, OneKey) and detail.key == told.key:
@@ -132,9 +132,9 @@ class _Watch:
         self._news.set()
 
     def _begin(self, ask: Ask) -> None:
-        """One request at a time: what the next key means depends on what became of it."""
+        """One request at a time: the meaning of the next key depends on the result."""
         if self._is_asking():
-            self._say("the last key is still being seen to")
+            self._say("the last key is still being processed")
             return
         self._say(f"{ask.words} …")
         self._asking = threading.Thread(target=self._ask, args=(ask,), name="ask", daemon=True)
@@ -154,7 +154,7 @@ class _Watch:
         return self._asking is not None and self._asking.is_alive()
 
     def _say(self, text: str) -> None:
-        """What became of a key; for a while, since the state that it speaks of goes on to change."""
+        """The result of a key; shown for a while only, since the state it describes changes."""
         with self._lock:
             self._view = replace(self._view, message=text)
             self._said_until = time.monotonic() + _SAID_S

@@ -1,6 +1,4 @@
-"""Examines this machine, PostgreSQL and Kafka: reads what it can, judges it, and continues if a server is
-unavailable.
-"""
+"""Examines this machine, PostgreSQL and Kafka: reads what it can and judges it, even without a server."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def test_claims_for_people_and_for_scripts(scene: Scene) -> None:
             assert watching.stop(signal.SIGINT) == 0
         assert [len(json.loads(line)["claims"]) for line in watching.stdout] == [4] * len(watching.stdout)
         running.process.kill()
-    assert run_cli("claims", *scene.where, "--group", "nobody").stdout == "nothing was ever claimed\n"
+    assert run_cli("claims", *scene.where, "--group", "nobody").stdout == "nothing has ever been claimed\n"
     eventually(lambda: {row["state"] for row in scene.claims()} == {"stale"}, what="stale claims")
 
 
@@ -273,7 +273,7 @@ def test_a_position_is_set(scene: Scene, live: bool) -> None:
             assert running.stop() == 0
         assert scene.admin("set-position", "--topic", scene.topic, "--offset", "2", check=False).returncode == 1
         done = scene.admin("set-position", "--topic", scene.topic, "--offset", "2", "--yes")
-        assert done.stdout.splitlines()[0] == f"{scene.topic}[0] of {scene.group}: begins with offset 2"
+        assert done.stdout.splitlines()[0] == f"{scene.topic}[0] of {scene.group}: begins at offset 2"
         if live:
             eventually(lambda: len(running.stdout) >= 24, what="the second half again")
             assert running.stop() == 0
@@ -295,7 +295,7 @@ def test_a_position_is_set(scene: Scene, live: bool) -> None:
         (["--offset", "7"], "holds offsets 0 to 2, not 7"),
         (["--offset", "0", "--partition", "4"], "has no partition 4"),
         (["--offset", "0", "--topic", "nowhere"], "there is no topic 'nowhere'"),
-        (["--offset", "0", "--json"], "a script cannot be asked"),
+        (["--offset", "0", "--json"], "cannot ask for confirmation"),
     ],
 )
 def test_positions_that_cannot_be_set(scene: Scene, args: list[str], said: str) -> None:

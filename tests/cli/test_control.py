@@ -101,7 +101,9 @@ def test_a_pause_holds_whoever_leads_and_one_process_alone(scene: Scene, sockets
             eventually(lambda: status(sockets, "two").state is State.STANDBY, 60, "a standby")
             several = run_cli("pause", env=at(sockets), check=False)
             assert several.returncode == 2
-            assert told(sockets, "pause", "--name", "two").endswith("it stands by, and would lead without marking")
+            assert told(sockets, "pause", "--name", "two").endswith(
+                "it stands by, and would publish nothing if it took over"
+            )
             refused = run_cli("remark", "--name", "two", env=at(sockets), check=False)
             assert (refused.returncode, "only a leader marks" in refused.stderr) == (1, True)
             assert status(sockets, "two").paused_since_at is not None
@@ -131,7 +133,7 @@ def test_the_level_changes_for_supervisor_and_shards(scene: Scene, sockets: Path
     with started(scene, sockets, "one", "--log-level", "error") as running:
         eventually(lambda: status(sockets, "one").state is State.LEADING, 60, "a leader")
         assert {line["level"] for line in log_lines(running)} <= {"error"}
-        assert told(sockets, "loglevel", "debug") == "one: logs from level debug on"
+        assert told(sockets, "loglevel", "debug") == "one: the log level is debug now"
         told(sockets, "scale", "3", "--within", "30")
         running.wait_for_line('"shard": 2.*ready')
         told(sockets, "loglevel", "error")

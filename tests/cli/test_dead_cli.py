@@ -129,7 +129,7 @@ def test_an_order_that_is_only_unknown_can_be_accepted(dead: Dead) -> None:
     assert "--order unknown-ok" in refused.stderr
     said = dead.run("redrive", "--id", str(first), "--yes", "--order", "unknown-ok").stdout.splitlines()
     assert "although later records of its key may have been published" in said[0]
-    assert said[-1] == "1 record put back, 1 of them in an order that is unknown"
+    assert said[-1] == "1 record put back, 1 of them in an unknown order"
     [told] = dead.json("redrive", "--id", str(keyless), "--yes", "--order", "unknown-ok")["redriven"]
     assert told["obstacle"] is None
     assert dead.left == [second]
@@ -149,13 +149,13 @@ def test_what_is_discarded_leaves_its_reason(dead: Dead) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["redrive", "--yes"], "say which records"),
+        (["redrive", "--yes"], "select records"),
         (["redrive", "--all", "--topic", "t"], "not both"),
         (["redrive", "--all", "--json"], "--yes"),
         (["discard", "--all"], "--reason"),
         (["discard", "--all", "--yes", "--reason", " "], "is empty"),
         (["list", "--since", "yesterday"], "neither a duration"),
-        (["list", "--key-base64", "?"], "is no base64"),
+        (["list", "--key-base64", "?"], "is not base64"),
         (["list", "--key", "a", "--key-base64", "YQ=="], "not both"),
     ],
 )

@@ -127,8 +127,8 @@ def test_discard(letters: Letters, servers: Servers, topic: str) -> None:
 @pytest.mark.parametrize(
     ("args", "status", "words"),
     [
-        (("list", "--incarnation", str(uuid.UUID(int=1))), ExitCode.USAGE, "is of an outbox"),
-        (("redrive", "--yes"), ExitCode.USAGE, "say which records"),
+        (("list", "--incarnation", str(uuid.UUID(int=1))), ExitCode.USAGE, "applies to an outbox"),
+        (("redrive", "--yes"), ExitCode.USAGE, "select records"),
         (("show", "a/0/1"), ExitCode.FAILED, "no such record"),
         (("list", "--error-regex", "("), ExitCode.USAGE, "error-regex"),
     ],

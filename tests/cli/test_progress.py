@@ -47,7 +47,7 @@ def on_a_terminal(*args: str, **env: str) -> str:
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    [(["init"], "setting up"), (["dead", "redrive", "--all", "--yes"], "looking whether the order")],
+    [(["init"], "setting up"), (["dead", "redrive", "--all", "--yes"], "checking whether the order")],
 )
 def test_a_terminal_shows_what_is_done(database: str, command: list[str], said: str) -> None:
     where = ["--set", f"data_source={database}"]

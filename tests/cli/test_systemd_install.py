@@ -99,4 +99,4 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 def test_one_of_both_managers_has_to_be_named(options: list[str]) -> None:
     done = run_cli("systemd", "install", *options, check=False)
     assert done.returncode == 2
-    assert "give --user or --system" in done.stderr
+    assert "use --user or --system" in done.stderr

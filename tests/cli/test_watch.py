@@ -108,7 +108,7 @@ def test_a_request_that_takes_long_holds_the_screen_not_up(sockets: Path) -> Non
         terminal.press("+")
         assert dummy.scaling.wait(60)
         terminal.press("p")
-        terminal.wait_for("the last key is still being seen to")
+        terminal.wait_for("the last key is still being processed")
         dummy.now = replace(dummy.now, delivered=7_654_321)
         terminal.wait_for("delivered 7,654,321")
         dummy.gate.set()
@@ -196,13 +196,13 @@ def test_what_the_commands_say(sockets: Path) -> None:
             return run_cli(*args, env=at(sockets)).stdout.strip()
 
         assert said("pause") == "billing-1: paused; 3 records on the wire still to be settled"
-        assert said("pause") == "billing-1: was paused already; 3 records on the wire still to be settled"
+        assert said("pause") == "billing-1: was already paused; 3 records on the wire still to be settled"
         assert said("resume") == "billing-1: resumed; it is leading"
         assert said("resume", "--name", "x") == "billing-1: was not paused; it is leading"
         assert said("remark") == "billing-1: marks again from the head of the outbox"
         assert said("scale", "6", "--within", "2") == "billing-1: 6 shards instead of 4"
         assert said("scale", "6") == "billing-1: has 6 shards already"
-        assert said("loglevel", "debug") == "billing-1: logs from level debug on"
+        assert said("loglevel", "debug") == "billing-1: the log level is debug now"
         assert said("stop", "--within", "0") == "billing-1: stops"
     assert ("scale", 6, 2.0) in dummy.asked
     assert ("loglevel", "debug") in dummy.asked

@@ -286,7 +286,7 @@ def test_the_command_prints_what_the_owner_runs(empty_database: str, tmp_path: P
         with psycopg.connect(dsn, autocommit=True) as relay:
             assert schema.inspect(relay, OutboxTable.parse("outbox")).schema == "public"
     offline = run_cli("grants", "--set", "data_source=host=127.0.0.1 port=1", "--relay", "r")
-    assert "tables as `harvester init` makes them" in offline.stderr
+    assert "tables as created by `harvester init`" in offline.stderr
     assert 'GRANT SELECT ON SEQUENCE "public"."outbox_id_seq" TO "r"' in offline.stdout
 
 

@@ -1,4 +1,4 @@
-"""Builds a dashboard's lines, of an exact width in terminal cells, and the view of one key. Pure."""
+"""Builds a dashboard's lines, with an exact width in terminal cells, and the view of one key. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from harvester.status import KeyStatus
 from harvester_cli.dashboard.figures import counted, duration, one_line
 
 _GAP = 2
-# What a dashboard is drawn with, and what stands for it, cell by cell, where only ASCII is shown.
+# The characters of a dashboard, and their replacements, cell by cell, where only ASCII is shown.
 _IN_ASCII = str.maketrans("▁▂▃▄▅▆▇█·░─…", "_:-=+*%#..-.")
 
 
 def in_ascii(text: Text) -> Text:
-    """A copy for a terminal that shows ASCII only."""
+    """A copy for a terminal that only shows ASCII."""
     drawn = text.copy()
     drawn.plain = text.plain.translate(_IN_ASCII)
     return drawn
 
 
 def fit(text: Text, width: int) -> Text:
-    """A copy that takes `width` cells at most; where something had to go, an ellipsis says so."""
+    """A copy of at most `width` cells; an ellipsis marks what was cut."""
     fitted = text.copy()
     if fitted.cell_len <= width:
         return fitted
@@ -32,7 +32,7 @@ def fit(text: Text, width: int) -> Text:
 
 
 def ends(left: Text, rights: Sequence[Text], width: int) -> Text:
-    """`left` at the left end and the first of `rights` that fits beside it at the right one; else none of them."""
+    """`left` at the left end and the first of `rights` that fits at the right end, or none of them."""
     for right in rights:
         blanks = width - left.cell_len - right.cell_len
         if blanks >= _GAP:
@@ -41,7 +41,7 @@ def ends(left: Text, rights: Sequence[Text], width: int) -> Text:
 
 
 def rule(title: str, width: int, *, notes: Sequence[str] = ()) -> Text:
-    """A line across, with a title near its left end and the first of `notes` that fits near its right one."""
+    """A horizontal line, with a title near its left end and the first of `notes` that fits near its right end."""
     left = Text(f"── {title} ", style="bold")
     for note in notes:
         right = Text(f" {note} ──", style="dim")
@@ -54,7 +54,7 @@ def rule(title: str, width: int, *, notes: Sequence[str] = ()) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class OneKey:
-    """A record key and its last status, or in `trouble` the reason that there is none."""
+    """A record key and its last status, or in `trouble` the reason why there is none."""
 
     key: str
     told: KeyStatus | None = None
@@ -62,7 +62,7 @@ class OneKey:
 
 
 def key_lines(view: OneKey) -> list[Text]:
-    """A line for each thing worth knowing, the key itself first."""
+    """A line for each piece of information, beginning with the key itself."""
     lines = [Text(one_line(view.key) or "(the empty key)", style="bold")]
     if view.told is not None:
         lines += [Text(one_line(line)) for line in key_words(view.told)]
@@ -78,16 +78,16 @@ def key_words(status: KeyStatus) -> list[str]:
     """The same as plain sentences, without the key."""
     said = []
     if not status.leads:
-        said.append("this harvester does not lead: only the database tells")
+        said.append("this harvester does not lead: only the database has information")
     else:
         under_way = counted(status.under_way, "record")
         said.append(f"shard {status.shard}: {under_way} under way, {status.waiting:,} waiting")
     if status.leads and status.retry_in_s is not None:
-        rule = "holds its key" if status.held else "is tried again"
+        rule = "holds its key" if status.held else "will be retried"
         when = f"in {duration(status.retry_in_s)}" if status.retry_in_s > 0 else "now"
         said.append(f"its first record failed and {rule}; next attempt {when}")
     if status.trouble is not None:
-        said.append(f"the database does not tell: {status.trouble}")
+        said.append(f"the database did not answer: {status.trouble}")
     if status.rows is not None:
         oldest = ""
         if status.oldest_id is not None and status.oldest_age_s is not None:

@@ -1,8 +1,8 @@
-"""Draws the dashboard on a terminal a few times a second, or without one prints a line every few seconds.
+"""Draws the dashboard on a terminal a few times a second; without a terminal, prints a line every few seconds.
 
-It uses the terminal's alternate screen, so nothing of the scroll-back is overwritten and what stood there comes back.
-Each frame begins at the top left and covers every cell, in a single write: nothing flickers, and a resized terminal
-is right again with the next frame. All other output is kept meanwhile (`KeptOutput`).
+It uses the terminal's alternate screen, so the scroll-back is not overwritten and the previous contents come back. Each
+frame begins at the top left and covers every cell, in a single write: nothing flickers, and a resized terminal is right
+again with the next frame. All other output is kept in the meantime (`KeptOutput`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from harvester_cli.output import is_ascii
 
 
 def status_line(status: Status) -> str:
-    """Time, name and state, then `name=value` pairs in a fixed order; unknown figures are left out. Pure."""
+    """Time, name and state, then `name=value` pairs in a fixed order; unknown values are omitted. Pure."""
     words = [f"{status.at:%Y-%m-%dT%H:%M:%SZ}", one_line(status.name), status.state.value]
     texts = ("problem", "waits_for")
     pairs = {
@@ -40,7 +40,7 @@ def status_line(status: Status) -> str:
 
 
 def figures_of(status: Status) -> dict[str, object]:
-    """The figures of a status line, without those that are unknown."""
+    """The values of a status line, without unknown ones."""
     ready = sum(shard.state is ShardState.READY for shard in status.shards)
     pairs: dict[str, object] = {
         "term": status.term,
@@ -69,7 +69,7 @@ def run_plain(
     stream: TextIO | None = None,
     log: logging.LoggerAdapter[logging.Logger] | None = None,
 ) -> None:
-    """Print a status line as `run_lines` does; or say the same to `log`, if there is one."""
+    """Print a status line like `run_lines`; or write it to `log`, if given."""
     out = sys.stdout if stream is None else stream
 
     def show() -> None:
@@ -85,7 +85,7 @@ def run_plain(
 def run_lines(show: Callable[[], None], out: TextIO, *, every_s: float, until: threading.Event) -> None:
     """Call `show`, which writes to `out`, now, every `every_s` seconds and when `until` is set.
 
-    A reader that has gone ends the lines only; the run goes on.
+    If the reader goes away, only the lines end; the run continues.
     """
     while True:
         stopped = until.is_set()
@@ -101,7 +101,7 @@ def run_lines(show: Callable[[], None], out: TextIO, *, every_s: float, until: t
 
 
 def _discard(stream: TextIO) -> None:
-    """Make what is left in the buffer vanish; else its flush at exit would turn a good exit code into 120."""
+    """Discard what is left in the buffer; otherwise its flush at exit would turn a good exit code into 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -121,12 +121,14 @@ def _rounded(value: float | None) -> float | None:
 
 
 def one_output() -> bool:
-    """Whether what is printed and the log end up in one place, as under a service manager; then all of it is log."""
+    """Whether printed output and the log go to the same place, as under a service manager; then everything is
+    logged.
+    """
     if "NOTIFY_SOCKET" in os.environ:
         return True
     try:
         printed, logged = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError):  # closed, or none
+    except (OSError, ValueError):  # closed, or missing
         return False
     return os.path.samestat(printed, logged) and not os.isatty(sys.stderr.fileno())
 
@@ -136,11 +138,11 @@ _active: list[KeptOutput] = []
 
 
 Frame = Callable[[int, int, OffScreenOutput | None], Text]
-"""Draws one moment for a terminal of this width and height, and says what output is kept off the screen."""
+"""Draws one moment for a terminal of this width and height, and mentions output kept off the screen."""
 
 
 def should_show(mode: Literal["auto", "on", "off"], stream: TextIO) -> bool:
-    """Whether `stream` gets a dashboard: in mode `auto` when it is a terminal that can move its cursor."""
+    """Whether `stream` gets a dashboard: in mode `auto` if it is a terminal that can move its cursor."""
     if mode != "auto":
         return mode == "on"
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
@@ -153,7 +155,7 @@ def run(
     until: threading.Event,
     stream: TextIO | None = None,
 ) -> None:
-    """`show` the dashboard of what `get_status` gives."""
+    """`show` the dashboard of the status from `get_status`."""
     show(lambda: partial(render, get_status()), refresh_per_second=refresh_per_second, until=until, stream=stream)
 
 
@@ -165,13 +167,13 @@ def show(
     stream: TextIO | None = None,
     rest: Callable[[float], bool] | None = None,
 ) -> None:
-    """Draw what `get_frame` gives, on `stream` (default: standard output), until `until` is set.
+    """Draw the frames from `get_frame` on `stream` (default: standard output), until `until` is set.
 
-    Enter before the first shard is started and leave after the last has ended, so that none of them writes
-    over the screen. A terminal that goes away ends the drawing, not the run, and one that is stopped (Ctrl-S)
-    holds nothing up. The terminal is restored and what was kept is printed however this ends, an exception of
-    `get_frame` and Ctrl-C included. `rest` waits between two frames, at most so many seconds, and tells whether it was
-    the last; it may return sooner when there is something to see.
+    Enter before the first shard is started and leave after the last has ended, so that none of them writes over the
+    screen. A terminal that goes away ends the drawing, not the run, and a stopped one (Ctrl-S) holds nothing up.
+    However this ends, including by an exception of `get_frame` or Ctrl-C, the terminal is restored and kept output is
+    printed. `rest` waits between two frames, for at most the given seconds, and returns whether that was the last one;
+    it may return sooner if there is something to show.
     """
     rest = until.wait if rest is None else rest
     with KeptOutput(sys.stdout if stream is None else stream) as output:
@@ -189,7 +191,7 @@ def show(
 
 
 def restore_terminal() -> None:
-    """Give the terminal back at once, for a handler about to leave by `os._exit`; harmless where none is up."""
+    """Restore the terminal at once, for a handler about to leave by `os._exit`; harmless if there is none."""
     for output in _active:
         output.abandon()
 
@@ -217,7 +219,7 @@ class _Screen:
     def draw(self, frame: Frame) -> None:
         if self._gone:
             return
-        # Asked of the terminal itself: COLUMNS and LINES of the environment do not follow a resize.
+        # Asks the terminal itself: COLUMNS and LINES of the environment do not follow a resize.
         width, height = self._console.size = self._terminal_size()
         drawn = frame(width, height, self._output.kept())
         drawn = in_ascii(drawn) if self._console.options.ascii_only or is_ascii() else drawn
@@ -243,7 +245,7 @@ class _Screen:
 
 
 class _Console(Console):
-    """rich ends the process when its reader has gone; here the relay goes on."""
+    """rich ends the process when its reader is gone; here the relay continues."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise  # noqa: PLE0704 - called while BrokenPipeError is being handled

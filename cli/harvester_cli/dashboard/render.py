@@ -1,12 +1,12 @@
 """Renders a Status for a terminal of a given size, in exactly that many lines. Pure.
 
-From the top: who and in what state, what is wrong, throughput of the last minute, how full and how late it is, the
-shards, the last events. All of it is said in words and figures; colour only repeats it. 80 columns by 24 lines hold
-eight shards and five events. With less, the bottom goes first; with more, the chart grows, further columns of the
-shards appear, and more events are shown.
+From the top: name and state, what is wrong, throughput of the last minute, load and latency, the shards, the last
+events. Everything is expressed in words and numbers; colour only repeats it. 80 columns by 24 lines hold eight shards
+and five events. With less space, the bottom goes first; with more, the chart grows, more columns of the shards appear,
+and more events are shown.
 
-Between figures and events stands the table of shards or, instead, one shard, one key, or the quarantine. Of the table,
-the columns and shards that fit are shown; the others are counted.
+Between numbers and events is the table of shards or, instead, one shard, one key, or the quarantine. The columns and
+shards of the table that fit are shown; the others are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from harvester_cli.dashboard.lines import OneKey, ends, fit, key_lines, rule
 
 @dataclass(frozen=True, slots=True)
 class OneShard:
-    """All figures of the shard of this index, and the events that name it."""
+    """All values of the shard with this index, and the events that mention it."""
 
     index: int
 
@@ -48,7 +48,9 @@ Detail = OneShard | OneKey | QuarantineMeter
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A rule's title and notes, how many lines are wanted below its first, and what draws at most so many."""
+    """A rule's title and notes, the number of lines wanted below the first, and a function that draws up to that
+    many.
+    """
 
     title: str
     notes: Sequence[str]
@@ -84,7 +86,7 @@ def _one_shard(status: Status, index: int) -> tuple[str, list[str], list[Text]]:
         lines.append(Text(cells))
     total = sum(other.rate_per_s for other in status.shards)
     if total > 0:
-        lines.append(Text(f"moves {shard.rate_per_s / total:.0%} of the records of this harvester"))
+        lines.append(Text(f"handles {shard.rate_per_s / total:.0%} of this harvester's records"))
     named = re.compile(rf"\bshard {index}\b")
     about = [event for event in status.events if named.search(event.text)]
     lines.extend(Text(f"{event.at:%H:%M:%S}  {one_line(event.text)}", style="dim") for event in about[-3:])
@@ -93,10 +95,10 @@ def _one_shard(status: Status, index: int) -> tuple[str, list[str], list[Text]]:
 
 def _quarantine(status: Status) -> tuple[str, list[str], list[Text]]:
     standing = status.backlog.quarantine if status.backlog is not None else None
-    known = "not known" if standing is None else f"{standing:,}"
+    known = "unknown" if standing is None else f"{standing:,}"
     lines = [
         Text(f"in the quarantine table now: {known}"),
-        Text(f"put there by this process since its start: {status.quarantined:,}"),
+        Text(f"put there by this process since it started: {status.quarantined:,}"),
     ]
     by_shard = [shard for shard in status.shards if shard.quarantined]
     if by_shard:
@@ -106,7 +108,7 @@ def _quarantine(status: Status) -> tuple[str, list[str], list[Text]]:
     if parked:
         listed = ", ".join(f"shard {shard.index}: {short_count(shard.parked)}" for shard in parked)
         lines.append(Text(f"keys that wait for a retry, and may follow: {listed}"))
-    lines.append(Text("`harvester dead list` names them with their errors; `harvester dead redrive` puts them back"))
+    lines.append(Text("`harvester dead list` lists them with their errors; `harvester dead redrive` puts them back"))
     return "quarantine", ["esc: the shards"], lines
 
 
@@ -116,7 +118,7 @@ _MAX_GAP = 3
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """`rank`: the higher, the sooner it goes when the terminal is narrow."""
+    """`rank`: columns with a higher rank are dropped first on a narrow terminal."""
 
     title: str
     width: int
@@ -142,9 +144,9 @@ _COLUMNS = (
 
 
 def table(shards: Sequence[ShardStatus], width: int, rows: int) -> list[Text]:
-    """The heading and at most `rows` lines under it; the last of them counts the shards that are not shown.
+    """The heading and at most `rows` lines under it; the last one counts shards that are not shown.
 
-    Where not all fit, shards that are not ready come first: they are what one looks for.
+    If not all fit, shards that are not ready come first: they are of most interest.
     """
     columns = _columns_for(width)
     gap = _gap(columns, width)
@@ -162,7 +164,7 @@ def table(shards: Sequence[ShardStatus], width: int, rows: int) -> list[Text]:
 
 
 def figures(shard: ShardStatus) -> list[tuple[str, str]]:
-    """All that is known of one, as (heading, value)."""
+    """All known values of one shard, as (heading, value)."""
     return [(column.title, column.cell(shard)) for column in _COLUMNS]
 
 
@@ -174,7 +176,7 @@ def in_words(shards: Sequence[ShardStatus]) -> str:
 
 
 def _state(state: ShardState) -> str:
-    # In capitals, so that it stands out where there is no colour.
+    # In capitals, to stand out without colour.
     return "DEAD" if state is ShardState.DEAD else state.value
 
 
@@ -222,7 +224,7 @@ def _about(hidden: Sequence[ShardStatus]) -> str:
 
 
 _FIXED_LINES = 9  # all but chart, shards and events
-_EVENTS_BLOCK = 2  # a rule and one event: what shards leave to the events in any case
+_EVENTS_BLOCK = 2  # a rule and one event: always reserved for events
 _EVENTS_WANTED = 11  # a rule and ten events, before the chart may grow
 _MAX_CHART_LINES = 5
 _RATE_CELLS, _PEAK_CELLS = 9, 11  # left and right of the chart
@@ -243,18 +245,18 @@ _IN_WORDS = {
     State.STANDBY: "another process leads; this one is ready to take over",
     State.LEADING: "all is well",
     State.REMARKING: "queues were dropped; waiting for the shards' answers before marking again",
-    State.SUSPENDED: "leader of its group; the term is lent to a bulk drain, and taken back when that ends",
-    State.PAUSED: "leads and marks nothing until it is resumed; what was on the wire is finished",
+    State.SUSPENDED: "leader of its group; the term is lent to a bulk drain, and will be taken back when that ends",
+    State.PAUSED: "leading, but marks nothing until resumed; what is on the wire is finished",
     State.DRAINING: "finishing what is on the wire; nothing new is marked",
-    State.FENCED: "trust ran out, nothing is sent; leads again once Kafka confirms it",
+    State.FENCED: "trust expired, nothing is sent; leads again once Kafka confirms it",
     State.STOPPED: "the relay has ended",
-    State.FAILED: "the relay was ended by an error",
+    State.FAILED: "the relay ended with an error",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class OffScreenOutput:
-    """Output of the process that was kept off the screen: how many lines, and the file they are in."""
+    """Process output kept off the screen: the number of lines, and their file."""
 
     lines: int
     path: str
@@ -271,7 +273,7 @@ def render(
 ) -> Text:
     """`height` lines of at most `width` cells each, without a line break after the last.
 
-    `detail` stands in the place of the table of shards. `silent`: the status is the last one that was heard of.
+    `detail` takes the place of the table of shards. `silent`: the status is the last one received.
     """
     details = block(status, detail, width)
     detail_lines = _detail_lines(details.lines_wanted, height)
@@ -318,7 +320,7 @@ def _header(status: Status, width: int, *, silent: bool) -> list[Text]:
     term = "no term" if status.term is None else f"term {status.term}"
     problem = one_line(status.problem or "")
     clocks = [Text(f"{up}  {clock}"), Text(up)]
-    if silent:  # neither its state nor its time is known any more
+    if silent:  # its state and time are no longer known
         state, since, clocks = ("NO ANSWER", "bold red"), f" since {clock}", []
     return [
         ends(Text.assemble(name, "  ", state, since), clocks, width),
@@ -332,7 +334,7 @@ def _in_words(status: Status) -> str:
     if waits is not None:
         return one_line(waits)
     if status.state is State.STANDBY and status.paused_since_at is not None:
-        return "another process leads; this one would take over and mark nothing until it is resumed"
+        return "another process leads; this one would take over, but mark nothing until resumed"
     standing = status.backlog.quarantine if status.backlog is not None else None
     if status.state is State.LEADING and standing:
         records = "record is" if standing == 1 else "records are"
@@ -349,7 +351,7 @@ def _chart_seconds(width: int) -> int:
 def _throughput(status: Status, width: int, lines: int) -> list[Text]:
     seconds = _chart_seconds(width)
     recent = status.rate_history[-seconds:] if seconds else ()
-    cells = 2 if width - _RATE_CELLS - _PEAK_CELLS >= 2 * _CHART_SECONDS else 1  # cells a second
+    cells = 2 if width - _RATE_CELLS - _PEAK_CELLS >= 2 * _CHART_SECONDS else 1  # cells per second
     rates = [rate for rate in recent for _ in range(cells)]
     bars = chart(rates, seconds * cells, lines)
     rate = f"{short_count(status.rate_per_s)}/s".rjust(_RATE_CELLS - 1)

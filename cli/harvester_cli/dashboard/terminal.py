@@ -1,9 +1,9 @@
-"""Owns the terminal while a dashboard has it: non-blocking writes, single keys, and no other output on the screen.
+"""Controls the terminal while a dashboard uses it: non-blocking writes, single keys, no other output on the screen.
 
-`Keyboard` reads keys without echo or a line's end, and restores the terminal's settings. `KeptOutput` keeps everything
-else off the screen and prints it afterwards. Log lines come from Python, from librdkafka's C code and from shard
-processes, so replacing `sys.stderr` would not do: the file descriptors themselves are pointed at a file, which shards
-started meanwhile inherit. Standard error that goes to a log file stays as it is.
+`Keyboard` reads keys without echo or line buffering, and restores the terminal's settings. `KeptOutput` keeps
+everything else off the screen and prints it afterwards. Log lines come from Python, from librdkafka's C code and from
+shard processes, so replacing `sys.stderr` is not enough: the file descriptors themselves are redirected to a file,
+which shards started in the meantime inherit. Standard error that goes to a log file is unchanged.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import TextIO
 from harvester_cli.dashboard.render import OffScreenOutput
 from harvester_cli.dashboard.watching import split
 
-PATIENCE_S = 0.5  # a terminal that takes nothing for so long is not waited for
-_PIPE_BUF_BYTES = 4096  # what a pipe that polls as writable takes without waiting (pipe(7))
+PATIENCE_S = 0.5  # a terminal that accepts nothing for this long is not waited for
+_PIPE_BUF_BYTES = 4096  # how much a pipe that polls as writable accepts without waiting (pipe(7))
 
 
 def opened_anew(fd: int) -> int:
-    """A descriptor for the same terminal or file that does not block, where that can be had.
+    """A non-blocking descriptor for the same terminal or file, if possible.
 
-    The flag belongs to the open file, which `os.dup` would share with the shell: so a terminal is opened again.
-    Where that is not allowed (after `su`), and for anything else, it is a plain copy.
+    The flag belongs to the open file, which `os.dup` would share with the shell: so a terminal is opened again. If that
+    is not allowed (after `su`), and for anything else, it is a plain copy.
     """
     if os.isatty(fd):
         with suppress(OSError):
@@ -40,7 +40,7 @@ def opened_anew(fd: int) -> int:
 
 
 def send(fd: int, data: bytes) -> bool:
-    """Write `data`; false when it was given up because nothing was taken for PATIENCE_S. Raises OSError."""
+    """Write `data`; False if it was given up because nothing was accepted for PATIENCE_S. Raises OSError."""
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
     at_once_bytes = _PIPE_BUF_BYTES if os.get_blocking(fd) else len(data)
@@ -53,15 +53,15 @@ def send(fd: int, data: bytes) -> bool:
         try:
             left = left[os.write(fd, left[:at_once_bytes]) :]
         except BlockingIOError:
-            continue  # a place for less than the next character: ask again, until the deadline
+            continue  # room for less than the next character: try again, until the deadline
         give_up_deadline = time.monotonic() + PATIENCE_S
     return True
 
 
 class Terminal(io.TextIOBase):
-    """A text stream over `fd`, for rich: a frame is collected and goes out whole with `flush`.
+    """A text stream on `fd`, for rich: a frame is collected and written as a whole by `flush`.
 
-    What a stopped terminal does not take is dropped; the next frame draws every cell again anyway.
+    What a stopped terminal does not accept is dropped; the next frame draws every cell again anyway.
     """
 
     def __init__(self, fd: int, encoding: str) -> None:
@@ -110,13 +110,13 @@ class Keyboard:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        with suppress(termios.error, OSError):  # it has gone
+        with suppress(termios.error, OSError):  # it is gone
             termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
         os.close(self._wake_read)
         os.close(self._wake_write)
 
     def read(self) -> list[str] | None:
-        """The next keys, as soon as there are any; None once the terminal has gone or `wake` was called."""
+        """The next keys, as soon as there are any; None once the terminal is gone or `wake` was called."""
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
@@ -130,26 +130,26 @@ class Keyboard:
         return split(data) if data else None
 
     def wake(self) -> None:
-        """End a `read` that waits, and every later one."""
+        """End a waiting `read`, and every later one."""
         os.write(self._wake_write, b"x")
 
 
-REPLAY_BYTES = 1 << 16  # what stands before these is left in the file
+REPLAY_BYTES = 1 << 16  # what precedes these is left in the file
 _STDOUT, _STDERR = 1, 2
 _CAPTURE_READ_BYTES = 1 << 16
 _LEAVE_SCREEN = b"\x1b[?25h\x1b[?1049l\x1b[0m"  # show the cursor, leave the alternate screen, plain colours
 
 
 class KeptOutput:
-    """A context manager; inside, `terminal` writes to where `stream` wrote before.
+    """A context manager; inside it, `terminal` writes to the original destination of `stream`.
 
-    On leaving, the kept lines are printed and their file is removed. Where there are more than REPLAY_BYTES of
-    them, or nobody is left to read them, the file stays; the last line printed then names it.
+    On leaving, the kept lines are printed and their file is removed. If there are more than REPLAY_BYTES, or nobody is
+    left to read them, the file stays, and the last printed line names it.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._saved: dict[int, int] = {}  # descriptor -> a copy of what it was
+        self._saved: dict[int, int] = {}  # descriptor -> a copy of the original
         self._held = False
         self._counted_bytes = 0
         self._counted_lines = 0
@@ -158,7 +158,7 @@ class KeptOutput:
         _flush()
         created_fd, self.path = tempfile.mkstemp(prefix="harvester-", suffix=".log")
         os.close(created_fd)
-        # Appending: several processes write to it, none over another's lines.
+        # Appending: several processes write to it, without overwriting each other's lines.
         self._file_fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         self._terminal_fd = opened_anew(self._stream.fileno())
         self.terminal = Terminal(self._terminal_fd, self._stream.encoding or "utf-8")
@@ -181,14 +181,14 @@ class KeptOutput:
         return OffScreenOutput(lines=self._counted_lines, path=self.path)
 
     def abandon(self) -> None:
-        """Free the screen and release, by system calls alone: safe in a signal handler before `os._exit`."""
+        """Release the screen and the output, using system calls only: safe in a signal handler before `os._exit`."""
         if self._held:
             with suppress(OSError):
                 send(self._terminal_fd, _LEAVE_SCREEN)
         self.release()
 
     def release(self) -> None:
-        """Point the descriptors back and print what was kept; a second call does nothing."""
+        """Restore the descriptors and print what was kept; a second call does nothing."""
         if not self._held:
             return
         self._held = False
@@ -198,14 +198,14 @@ class KeptOutput:
         out = opened_anew(_STDERR) if _STDERR in self._saved else os.dup(self._terminal_fd)
         text, complete = self._replay()
         with suppress(OSError):
-            # Where nobody takes the text, the file is the only copy and stays.
+            # If nobody accepts the text, the file is the only copy and stays.
             if send(out, text) and complete:
                 Path(self.path).unlink()
         for fd in (out, self._terminal_fd, self._file_fd):
             os.close(fd)
 
     def _replay(self) -> tuple[bytes, bool]:
-        """The text to print, and whether that is everything."""
+        """The text to print, and whether it is complete."""
         start = max(0, os.fstat(self._file_fd).st_size - REPLAY_BYTES)
         text = os.pread(self._file_fd, REPLAY_BYTES, start)
         if text and not text.endswith(b"\n"):
@@ -219,5 +219,5 @@ class KeptOutput:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+        with suppress(OSError, ValueError):  # it is no longer read, or closed
             stream.flush()

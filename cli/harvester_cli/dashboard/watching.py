@@ -1,6 +1,6 @@
 """Renders the screen of `harvester watch` and decides what its keys do. Pure.
 
-`press` takes a view and a key, and returns the next view and perhaps a request; `screen` draws a view.
+`press` takes a view and a key, and returns the next view and possibly a request; `screen` draws a view.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harvester_cli.dashboard.figures import one_line, short_count
 from harvester_cli.dashboard.lines import OneKey, ends, fit, rule
 from harvester_cli.dashboard.render import Detail, OffScreenOutput, OneShard, QuarantineMeter, render
 
-# Bytes that a terminal sends for keys without a character.
+# Byte sequences of keys without a character.
 _SEQUENCES = {
     b"\x1b[A": "up",
     b"\x1b[B": "down",
@@ -38,14 +38,14 @@ _LONGEST_KEY = 1_000
 _SIDEWAYS = {"right": 1, "left": -1}
 HELP = "p pause  + - shards  0-9 one shard  k one key  d quarantine  q quit"
 HELP_FOR_SEVERAL = "tab next  " + HELP
-HELP_FOR_NOBODY = "q quit"  # who does not answer, obeys no key
+HELP_FOR_NOBODY = "q quit"  # a harvester that does not answer obeys no keys
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of the watch: the harvester on view (its socket; None: the first), the detail, the last message.
+    """The state of the watch: the selected harvester (its socket; None: the first), the detail, the last message.
 
-    `typed`: what has been entered of a record's key so far, a character for each byte; None while none is.
+    `typed`: the part of a record's key entered so far, one character per byte; None while none is being entered.
     """
 
     chosen: Path | None = None
@@ -56,7 +56,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request to this harvester; `words` say what is going on meanwhile."""
+    """A request to this harvester; `words` describe what is happening in the meantime."""
 
     socket: Path
     command: str
@@ -69,7 +69,7 @@ class Quit:
 
 
 def split(data: bytes) -> list[str]:
-    """The keys in what was read from a terminal; names for those without a character."""
+    """The keys in terminal input; names for those without a character."""
     keys: list[str] = []
     while data:
         known = next((code for code in sorted(_SEQUENCES, key=len, reverse=True) if data.startswith(code)), None)
@@ -83,12 +83,12 @@ def split(data: bytes) -> list[str]:
 
 
 def chosen(view: View, seen: Sequence[Glimpse]) -> Glimpse | None:
-    """The harvester that is looked at."""
+    """The selected harvester."""
     return next((one for one in seen if one.path == view.chosen), seen[0] if seen else None)
 
 
 def press(view: View, key: str, seen: Sequence[Glimpse]) -> tuple[View, Ask | Quit | None]:
-    """The view after this key, and the request that it makes, if any."""
+    """The view after this key, and the request that it causes, if any."""
     view = replace(view, message="")
     if view.typed is not None:
         return _entry(view, view.typed, key), None
@@ -117,7 +117,7 @@ def press(view: View, key: str, seen: Sequence[Glimpse]) -> tuple[View, Ask | Qu
 
 
 def _entry(view: View, typed: str, key: str) -> View:
-    """A line is being entered: Return ends it, Escape or Ctrl-C gives it up."""
+    """A line is being entered: Return ends it, Escape or Ctrl-C cancels it."""
     if key in ("\r", "\n"):
         return replace(view, typed=None, detail=OneKey(_text(typed)))
     if key in ("esc", "quit"):
@@ -134,8 +134,8 @@ def _text(typed: str) -> str:
 
 
 def prompt(view: View) -> str | None:
-    """The line that a key is entered in."""
-    return None if view.typed is None else f"key: {_text(view.typed)}_  (Return shows it, Esc leaves)"
+    """The line in which a key is entered."""
+    return None if view.typed is None else f"key: {_text(view.typed)}_  (Return shows it, Esc cancels)"
 
 
 def _shard(view: View, index: int, status: Status) -> View:
@@ -168,7 +168,7 @@ def screen(
     keys: bool,
     kept: OffScreenOutput | None = None,
 ) -> Text:
-    """`height` lines of at most `width` cells each. `keys`: whether any is heard; then the last line names them."""
+    """`height` lines of at most `width` cells each. `keys`: whether keys are read; then the last line lists them."""
     one = chosen(view, seen)
     above = _others(seen, one, width) if len(seen) > 1 else []
     below = [_foot(view, one, len(seen) > 1, width)] if keys or view.message else []
@@ -183,7 +183,7 @@ def _dashboard(view: View, one: Glimpse | None, width: int, height: int, kept: O
     if height <= 0:
         return []
     if one is None or one.status is None:
-        words = "no harvester runs; waiting for one" if one is None else one.trouble or "connecting"
+        words = "no harvester is running; waiting for one" if one is None else one.trouble or "connecting"
         where = "" if one is None else str(one.path)
         lines = [fit(Text(one_line(text)), width) for text in (where, words) if text]
         return [*lines[:height], *(Text() for _ in range(height - len(lines)))]
@@ -194,7 +194,7 @@ def _dashboard(view: View, one: Glimpse | None, width: int, height: int, kept: O
 
 
 def _others(seen: Sequence[Glimpse], one: Glimpse | None, width: int) -> list[Text]:
-    """A line for each, as many as there is room for around the one that is looked at."""
+    """A line for each harvester, as many as fit around the selected one."""
     at = next((number for number, other in enumerate(seen) if other is one), 0)
     first = max(0, min(at - _MOST_LISTED // 2, len(seen) - _MOST_LISTED))
     listed = seen[first : first + _MOST_LISTED]

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 @grouped
 def audit(
     topic: Annotated[
-        list[str] | None, typer.Option(help="Every topic that the outbox writes to; may be given several times.")
+        list[str] | None, typer.Option(help="Every topic to which the outbox writes; may be given several times.")
     ] = None,
     lake: Annotated[str | None, options.directory("The tables of `pipeline lake`, instead of topics.")] = None,
     since: options.SinceOption = None,
     until: options.UntilOption = None,
     margin: Annotated[
-        str, typer.Option(metavar="DURATION", help="How far before --from reading begins, for what was under way.")
+        str,
+        typer.Option(metavar="DURATION", help="How far before --from reading begins, to include what was under way."),
     ] = "1h",
     history: Annotated[
         bool, typer.Option("--history/--no-history", help="Compare with outbox, quarantine and archive.")
@@ -34,23 +35,27 @@ def audit(
         bool,
         typer.Option(
             "--serial-keys/--no-serial-keys",
-            help="Writers of a key wait for each other: ids of a key out of order break the guarantee.",
+            help="Writers of a key wait for each other: ids of a key that are out of order break the guarantee.",
         ),
     ] = True,
     strict: Annotated[
-        bool, typer.Option("--strict", help="No repeats [default: where delivery is exactly-once].")
+        bool, typer.Option("--strict", help="Allow no repeats [default: if delivery is exactly-once].")
     ] = False,
-    checkpoint: Annotated[str | None, options.directory("Of the lake [default: beside the tables].")] = None,
-    to: Annotated[str | None, options.directory("Add the findings to Delta tables there.")] = None,
+    checkpoint: Annotated[
+        str | None, options.directory("Checkpoint of the lake [default: next to the tables].")
+    ] = None,
+    to: Annotated[str | None, options.directory("Add the findings to Delta tables in this directory.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON there.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON to this file.")
+    ] = None,
     json_: JsonOption = False,
     *,
     job: Job,
 ) -> None:
-    """Prove delivery: what the database knows against what the topics have.
+    """Prove delivery: compare what the database knows with what the topics contain.
 
-    Looks for lost, repeated and swapped records and for gaps in lanes; measures latency, keys, shards and terms.
+    Looks for lost, repeated and reordered records and for gaps in lanes; measures latency, keys, shards and terms.
     Exits with 0 only if no guarantee was broken.
     """
     from importlib.util import find_spec
@@ -88,7 +93,7 @@ def audit(
         html.write_text(page(report), encoding="utf-8")
     print(text if json_ else "\n".join(_summary(report)))
     if not report.holds:
-        raise VerificationFailed(report.answer(), hint="the examples name the records and where they stand in Kafka")
+        raise VerificationFailed(report.answer(), hint="the examples name the records and their positions in Kafka")
 
 
 def _summary(report: AuditReport) -> list[str]:

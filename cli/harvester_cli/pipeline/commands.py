@@ -24,7 +24,7 @@ app.command("audit")(audit)
 
 @app.command("packages")
 def packages() -> None:
-    """Print the connectors that belong to the installed PySpark, for `spark-submit --packages`."""
+    """Print the connectors for the installed PySpark, for `spark-submit --packages`."""
     from harvester.pipeline.session import connectors, spark_version
 
     print(",".join(str(one) for one in connectors(spark_version())))

@@ -15,24 +15,26 @@ from harvester_cli.signals import stop_on_signal
 @grouped
 def drain(
     tasks: Annotated[
-        int | None, typer.Option(min=1, help="Read and send in so many [default: the cores of the cluster].")
+        int | None, typer.Option(min=1, help="Number of tasks that read and send [default: the cores of the cluster].")
     ] = None,
     lease: Annotated[
-        str, typer.Option(metavar="DURATION", help="For so long nobody else leads, if this is killed.")
+        str, typer.Option(metavar="DURATION", help="How long nobody else leads if this is killed.")
     ] = "60s",
-    slice_records: Annotated[int, typer.Option(min=1, help="Most records of a slice.")] = 500_000,
-    slice_mb: Annotated[int, typer.Option("--slice-mb", min=1, help="Most megabytes of a slice, about.")] = 1024,
-    max_records: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
-    leave: Annotated[int, typer.Option(min=0, help="End when no more than so many are left.")] = 0,
+    slice_records: Annotated[int, typer.Option(min=1, help="Maximum number of records in a slice.")] = 500_000,
+    slice_mb: Annotated[
+        int, typer.Option("--slice-mb", min=1, help="Approximate maximum size of a slice, in megabytes.")
+    ] = 1024,
+    max_records: Annotated[int | None, typer.Option(min=1, help="End after this many records.")] = None,
+    leave: Annotated[int, typer.Option(min=0, help="End when no more than this many are left.")] = 0,
     purgers: Annotated[int, typer.Option(min=1, max=32, help="Sessions that purge what was sent.")] = 2,
     *,
     job: Job,
 ) -> None:
-    """Move a backlog to Kafka by a cluster, in the place of the harvesters, which wait meanwhile.
+    """Move a backlog to Kafka using a cluster, in place of the harvesters, which wait in the meantime.
 
-    It takes the term from them under a lease, and gives it back at the end. Whatever is killed, nothing is lost, and
-    each key keeps its order; started again it goes on, and repeats no more than the slice it was at. SIGTERM and
-    Ctrl-C end it after that slice.
+    It borrows the term under a lease, and returns it at the end. Whatever is killed, nothing is lost, and each key
+    keeps its order; restarted, it continues, and repeats at most the slice that it was working on. SIGTERM and Ctrl-C
+    end it after the current slice.
     """
     lasts = duration(lease, "--lease")
     with job.spark("drain") as spark:

@@ -23,13 +23,13 @@ def lake(
     to: options.TablesOption,
     once: options.OnceOption = False,
     every: options.EveryOption = "10s",
-    max_records: Annotated[int, typer.Option(min=1, help="In a batch.")] = 2_000_000,
+    max_records: Annotated[int, typer.Option(min=1, help="Maximum per batch.")] = 2_000_000,
     compact_every: options.CompactOption = 50,
     fold_every: Annotated[
-        str, typer.Option(metavar="DURATION", help="Take new states into the table `current` this often, or `never`.")
+        str, typer.Option(metavar="DURATION", help="How often to fold new states into the table `current`, or `never`.")
     ] = "10m",
     checkpoint: Annotated[
-        str | None, options.directory("Of the stream [default: checkpoint, beside the tables].")
+        str | None, options.directory("Checkpoint of the stream [default: checkpoint, next to the tables].")
     ] = None,
     json_schema: Annotated[
         list[str] | None,
@@ -38,33 +38,34 @@ def lake(
     accept_loss: Annotated[
         bool,
         typer.Option(
-            "--accept-loss", help="Go on behind records that Kafka has no longer; the table `losses` has them."
+            "--accept-loss", help="Continue after records that Kafka no longer has; the table `losses` lists them."
         ),
     ] = False,
     retire_topic: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOPIC", help="Read it no longer: it is gone, or is not wanted any more."),
+        typer.Option(metavar="TOPIC", help="Stop reading a topic that no longer exists, or is no longer wanted."),
     ] = None,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Make a new checkpoint from the tables: theirs is lost or cannot be read.")
+        bool, typer.Option("--adopt", help="Create a new checkpoint from the tables, if theirs is lost or unreadable.")
     ] = False,
     start_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Of a new lake: from then on. ISO 8601, or so long ago: 2h.")
+        str | None,
+        typer.Option(metavar="TIME", help="Where a new lake starts: ISO 8601, or a duration before now: 2h."),
     ] = None,
     *,
     job: Job,
 ) -> None:
-    """Keep Delta tables of topics: each (incarnation, id) once, its repeats, the state of each key, and rejects.
+    """Maintain Delta tables of topics: each (incarnation, id) once, its repeats, the state of each key, and rejects.
 
-    Exactly once across kill and restart: start it again with the same directory. SIGTERM and Ctrl-C stop it.
+    Exactly once across kill and restart: restart it with the same directory. SIGTERM and Ctrl-C stop it.
     """
     trigger_s = duration(every, "--every").total_seconds()
     fold_s = math.inf if fold_every == "never" else duration(fold_every, "--fold-every").total_seconds()
     payloads = options.pairs(json_schema, "--json-schema")
     if unknown := sorted(payloads.keys() - set(topic)):
-        raise typer.BadParameter(f"{', '.join(unknown)} is no --topic", param_hint="--json-schema")
+        raise typer.BadParameter(f"{', '.join(unknown)} is not a --topic", param_hint="--json-schema")
     if both := sorted({*(retire_topic or ())} & {*topic}):
-        raise typer.BadParameter(f"{', '.join(both)} is a --topic as well", param_hint="--retire-topic")
+        raise typer.BadParameter(f"{', '.join(both)} is also a --topic", param_hint="--retire-topic")
     begin, _ = options.period(start_at, None, "--start-at")
 
     with job.spark("lake") as spark:
@@ -94,49 +95,51 @@ def lake(
 
 @grouped
 def rebuild(
-    old: Annotated[str, options.directory("A lake of an earlier version, whose job has ended.", "--from")],
+    old: Annotated[str, options.directory("A lake of an earlier version; its job must have ended.", "--from")],
     to: Annotated[str, options.directory("A new directory.", "--to")],
-    checkpoint: Annotated[str | None, options.directory("The old one's [default: beside its tables].")] = None,
+    checkpoint: Annotated[str | None, options.directory("The old lake's [default: next to its tables].")] = None,
     *,
     job: Job,
 ) -> None:
-    """Make a lake of this version from one of an earlier version; `lake --to` the new one then goes on.
+    """Create a lake of this version from one of an earlier version; `lake --to` the new one then continues.
 
-    The old one is only read. Started again after a failure, it wants another new directory.
+    The old one is only read. To start again after a failure, use another new directory.
     """
     with job.spark("rebuild") as spark:
         from harvester.pipeline.lake.upkeep import rebuild as run
         from harvester.pipeline.session import clear_errors
 
-        with clear_errors("the rebuild", hint="remove the new directory and begin again"):
+        with clear_errors("the rebuild", hint="remove the new directory and start over"):
             records = run(spark, old, to, checkpoint)
     print(f"{records:,} records in {to}")
 
 
 @grouped
 def erase(
-    lake: Annotated[str, options.directory("The tables of `pipeline lake`, whose job has ended.")],
+    lake: Annotated[str, options.directory("The tables of `pipeline lake`; its job must have ended.")],
     key: Annotated[str | None, typer.Option(help="The key to erase.")] = None,
     key_base64: Annotated[
-        str | None, typer.Option("--key-base64", metavar="BASE64", help="The key, where it is no text.")
+        str | None, typer.Option("--key-base64", metavar="BASE64", help="The key, if it is not text.")
     ] = None,
-    topic: Annotated[list[str] | None, typer.Option(help="Of these topics alone; may be given several times.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only in these topics; may be given several times.")] = None,
     database: Annotated[
-        bool, typer.Option("--database/--no-database", help="From the outbox's archive and quarantine as well.")
+        bool, typer.Option("--database/--no-database", help="Also from the outbox's archive and quarantine.")
     ] = True,
     certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the certificate there [default: standard output].")
+        Path | None, typer.Option(metavar="FILE", help="Write the certificate to this file [default: standard output].")
     ] = None,
-    checkpoint: Annotated[str | None, options.directory("Of the lake [default: beside the tables].")] = None,
+    checkpoint: Annotated[
+        str | None, options.directory("Checkpoint of the lake [default: next to the tables].")
+    ] = None,
     *,
     job: Job,
 ) -> None:
-    """Erase a key from every table of a lake, and from archive and quarantine; VACUUM; say what was removed where.
+    """Erase a key from every table of a lake, and from archive and quarantine; VACUUM; report what was removed where.
 
-    No earlier version of the tables can be read afterwards. Can be repeated after a failure.
+    Earlier versions of the tables can no longer be read afterwards. Can be repeated after a failure.
     """
     if (key is None) == (key_base64 is None):
-        raise typer.BadParameter("either as text or as base64", param_hint="--key, --key-base64")
+        raise typer.BadParameter("give the key either as text or as base64", param_hint="--key, --key-base64")
     raw = key.encode() if key is not None else from_base64(key_base64 or "", "--key-base64")
     if certificate is not None:
         parent = certificate.absolute().parent
@@ -160,7 +163,7 @@ def erase(
     except OSError as error:
         from harvester.pipeline.errors import PipelineError
 
-        print(text)  # a repeat would have nothing to tell any more
+        print(text)  # a repeat would have nothing left to report
         raise PipelineError(
             f"the certificate cannot be written: {error}", hint="it is on standard output; the key was erased"
         ) from error
@@ -172,9 +175,9 @@ def views(
     *,
     job: Job,
 ) -> None:
-    """Print SQL for a catalog of yours: the views `bronze`, `deliveries`, `current` and `history` of a lake.
+    """Print SQL for your catalog: the views `bronze`, `deliveries`, `current` and `history` of a lake.
 
-    An older text gives the same rows. But its `current` reads all that was folded since: print it again now and then.
+    Old SQL gives the same rows. But its `current` reads everything folded since: print it again from time to time.
     """
     with job.spark("views") as spark:
         from harvester.pipeline import schemas, tables

@@ -20,33 +20,34 @@ def metrics(
     to: options.TablesOption,
     once: options.OnceOption = False,
     every: options.EveryOption = "10s",
-    window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window, whole seconds.")] = "1m",
+    window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window, in whole seconds.")] = "1m",
     late: Annotated[
-        str, typer.Option(metavar="DURATION", help="How far a record may be behind the newest one and be counted.")
+        str,
+        typer.Option(metavar="DURATION", help="How far a record may be behind the newest one and still be counted."),
     ] = "10m",
     keys: Annotated[
-        int, typer.Option(min=0, help="Hottest keys of a window to write; 0: do not tell keys apart.")
+        int, typer.Option(min=0, help="How many of a window's hottest keys to write; 0: do not distinguish keys.")
     ] = 10,
     max_records: Annotated[
-        int | None, typer.Option(min=1, help="In a batch; cuts a backlog, which makes records late.")
+        int | None, typer.Option(min=1, help="Maximum per batch; this divides a backlog, which makes records late.")
     ] = None,
     compact_every: options.CompactOption = 50,
     checkpoint: Annotated[
-        str | None, options.directory("Of the stream [default: checkpoint-metrics, beside the tables].")
+        str | None, options.directory("Checkpoint of the stream [default: checkpoint-metrics, next to the tables].")
     ] = None,
     *,
     job: Job,
 ) -> None:
-    """Keep a Delta table of what happens in topics, by window: throughput, latency, lanes and the hottest keys.
+    """Maintain a Delta table of activity in topics, by window: throughput, latency, lanes and the hottest keys.
 
-    Each window once, when it is closed. Start it again with the same directory; SIGTERM and Ctrl-C stop it.
+    Each window is written once, when it closes. Restart it with the same directory; SIGTERM and Ctrl-C stop it.
     """
     trigger_s, window_s, late_s = (
         duration(text, option).total_seconds()
         for text, option in ((every, "--every"), (window, "--window"), (late, "--late"))
     )
     if window_s < 1 or window_s != int(window_s):
-        raise typer.BadParameter("has to be whole seconds, at least one", param_hint="--window")
+        raise typer.BadParameter("must be whole seconds, at least one", param_hint="--window")
 
     with job.spark("metrics") as spark:
         from harvester.pipeline.metrics.job import ALL, MetricsBatchDone, MetricsSettings, run

@@ -1,4 +1,4 @@
-"""What the commands of `harvester pipeline` share: options, and how they are read."""
+"""The common part of the commands of `harvester pipeline`: options, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ if TYPE_CHECKING:
 
 
 def absolute(path: str) -> str:
-    """A path or URL for Spark: a table's name in SQL is not resolved against the working directory."""
+    """A path or URL for Spark, which does not resolve a table's name in SQL against the working directory."""
     return path if "://" in path else str(Path(path).absolute())
 
 
 def directory(help_: str, *names: str) -> Any:
-    """An option that names one."""
+    """An option that names a directory."""
     return typer.Option(*names, metavar="DIRECTORY", parser=absolute, help=help_)
 
 
 SinceOption = Annotated[
     str | None,
-    typer.Option("--from", metavar="TIME", help="From then on: ISO 8601, or so long ago: 2h."),
+    typer.Option("--from", metavar="TIME", help="From this time: ISO 8601, or a duration before now: 2h."),
 ]
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then, without it.")]
+UntilOption = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Up to, but not including, this time.")
+]
 TopicsOption = Annotated[list[str], typer.Option("--topic", help="May be given several times.")]
-TablesOption = Annotated[str, directory("Where the tables are: a path or a URL.", "--to")]
-OnceOption = Annotated[bool, typer.Option("--once", help="Up to where the topics end now, then exit.")]
-EveryOption = Annotated[str, typer.Option("--every", metavar="DURATION", help="Begin a batch this often.")]
+TablesOption = Annotated[str, directory("Location of the tables: a path or a URL.", "--to")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Read up to the current ends of the topics, then exit.")]
+EveryOption = Annotated[str, typer.Option("--every", metavar="DURATION", help="How often to begin a batch.")]
 CompactOption = Annotated[
-    int, typer.Option("--compact-every", min=0, help="Join small files after so many batches; 0: never.")
+    int, typer.Option("--compact-every", min=0, help="Join small files after this many batches; 0: never.")
 ]
 
 
 @dataclass
 class Job:
-    """The options that every job has, and what follows from them."""
+    """The options common to all jobs, and what follows from them."""
 
     config_file: ConfigOption = None
     set_: SetOption = None
@@ -61,16 +63,16 @@ class Job:
         list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit.")
     ] = None
     kafka_options: Annotated[
-        list[str] | None, typer.Option("--kafka", metavar="NAME=VALUE", help="An option of Kafka's Java client.")
+        list[str] | None, typer.Option("--kafka", metavar="NAME=VALUE", help="An option for Kafka's Java client.")
     ] = None
 
     @cached_property
     def config(self) -> Config:
-        """The configuration; without a header, by which records are recognised, it is refused."""
+        """The configuration; it is refused without a header, since that identifies records."""
         servers = [] if self.bootstrap is None else [f"base_kafka_config.bootstrap.servers={self.bootstrap}"]
         loaded = ConfigOptions(self.config_file, [*(self.set_ or ()), *servers]).load()
         if not loaded.record_header:
-            raise typer.BadParameter("is empty: records do not say where they come from", param_hint="record_header")
+            raise typer.BadParameter("is empty: records carry no origin", param_hint="record_header")
         return loaded
 
     @cached_property
@@ -82,19 +84,19 @@ class Job:
 
     @contextmanager
     def spark(self, name: str, *conf: str) -> Iterator[SparkSession]:
-        """Spark, running for as long as this lasts; `conf` wins over --conf."""
+        """Spark, running for the duration of the block; `conf` wins over --conf."""
         from harvester.pipeline import session
 
         level = (self.log_level or "FATAL").upper().replace("WARNING", "WARN")
         given = pairs([*(self.conf or ()), *conf], "--conf")
         settings = session.SessionSettings(f"harvester {name}", self.master, given, level)
-        assert self.kafka is not None  # what is wrong with the options is told before Spark starts
+        assert self.kafka is not None  # problems with the options are reported before Spark starts
         with session.session(settings, progress=say) as running:
             yield running
 
 
 def pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    """NAME=VALUE, as often as given."""
+    """NAME=VALUE pairs."""
     found = {}
     for one in given or ():
         name, equals, value = one.partition("=")
@@ -105,7 +107,7 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
 
 
 def period(since: str | None, until: str | None, first: str = "--from") -> tuple[datetime | None, datetime | None]:
-    """The times that --from (or the option `first`) and --until name, each a time or a duration before now."""
+    """The times in --from (or the option `first`) and --until, each a time or a duration before now."""
     now = datetime.now(UTC)
 
     def at(text: str | None, option: str) -> datetime | None:
@@ -122,5 +124,5 @@ def period(since: str | None, until: str | None, first: str = "--from") -> tuple
 
 
 def say(line: str) -> None:
-    """A line of progress, on standard error."""
+    """Print a progress line to standard error."""
     print(f"pipeline: {line}", file=sys.stderr, flush=True)

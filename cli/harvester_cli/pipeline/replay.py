@@ -23,56 +23,56 @@ def replay(
     since: options.SinceOption = None,
     until: options.UntilOption = None,
     by: Annotated[
-        Literal["published", "created"], typer.Option("--by", help="Times are Kafka's, or of the row's creation.")
+        Literal["published", "created"], typer.Option("--by", help="Whether times are Kafka's or the row's creation.")
     ] = "published",
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only of this one; several times.")
+        list[str] | None, typer.Option("--topic", help="Only this topic; may be given several times.")
     ] = None,
     key: Annotated[
-        list[str] | None, typer.Option("--key", help="Only of this one; several times.")
+        list[str] | None, typer.Option("--key", help="Only this key; may be given several times.")
     ] = None,
     key_base64: Annotated[
-        list[str] | None, typer.Option("--key-base64", help="A key that is no text.")
+        list[str] | None, typer.Option("--key-base64", help="A key that is not text.")
     ] = None,
     to_topic: Annotated[
-        str | None, typer.Option("--to-topic", metavar="TOPIC", help="Write all into this one.")
+        str | None, typer.Option("--to-topic", metavar="TOPIC", help="Write everything to this topic.")
     ] = None,
     suffix: Annotated[
-        str | None, typer.Option("--suffix", help="Write into topics of this longer name.")
+        str | None, typer.Option("--suffix", help="Write to the original topics' names plus this suffix.")
     ] = None,
     into_original: Annotated[
-        bool, typer.Option("--into-original", help="Write into the topics that the records came from.")
+        bool, typer.Option("--into-original", help="Write to the topics from which the records came.")
     ] = False,
     as_new: Annotated[
-        bool, typer.Option("--as-new", help="Leave out the harvester's header: no consumer knows them as repeats.")
+        bool, typer.Option("--as-new", help="Omit the harvester's header, so that no consumer recognises repeats.")
     ] = False,
     rate: Annotated[
-        float | None, typer.Option(help="Records per second; as fast as it goes if left out.")
+        float | None, typer.Option(help="Records per second [default: as fast as possible].")
     ] = None,
     slice_: Annotated[
         int | None,
         typer.Option(
             "--slice", min=1, metavar="RECORDS",
-            help="Write so many at a time [default: a second's worth; without --rate 1,000,000].",
+            help="Write this many at a time [default: a second's worth; without --rate 1,000,000].",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be written.")] = False,
     resume: Annotated[
-        str | None, typer.Option(metavar="ID", help="Go on with one that was begun before.")
+        str | None, typer.Option(metavar="ID", help="Continue a replay that was begun earlier.")
     ] = None,
     *,
     job: Job,
 ) -> None:  # fmt: skip
     """Publish records of a lake again, in the order of each key, marked by the header harvester-replay.
 
-    At least once: one that is killed goes on with --resume, and repeats a slice at most. SIGTERM and Ctrl-C stop it
+    At least once: a killed replay continues with --resume, and repeats at most one slice. SIGTERM and Ctrl-C stop it
     after a slice.
     """
     if rate is not None and rate <= 0:
-        raise typer.BadParameter("has to be more than 0", param_hint="--rate")
+        raise typer.BadParameter("must be more than 0", param_hint="--rate")
     asked = (since, until, topic, key, key_base64, to_topic, suffix, into_original or None, as_new or None)
     if resume is not None and any(one is not None for one in asked):
-        raise typer.BadParameter("goes on with what was asked for then; name nothing else", param_hint="--resume")
+        raise typer.BadParameter("continues the original request; give no other options", param_hint="--resume")
     request = None
     if resume is None:
         keys = [text.encode() for text in key or ()]
@@ -121,10 +121,12 @@ def _request(
     from harvester.pipeline.replay.plan import By, Destination, ReplayRequest, Selection
 
     if [bool(one) for one in destination].count(True) != 1:
-        raise typer.BadParameter("one of them says where to write", param_hint="--to-topic, --suffix, --into-original")
+        raise typer.BadParameter(
+            "exactly one of these must say where to write", param_hint="--to-topic, --suffix, --into-original"
+        )
     if destination[0] in topics:
         raise typer.BadParameter(
-            f"records come from {destination[0]}; --into-original says that it is meant", param_hint="--to-topic"
+            f"records come from {destination[0]}; use --into-original to confirm", param_hint="--to-topic"
         )
     selection = Selection(*period, By(by), tuple(dict.fromkeys(topics)), tuple(dict.fromkeys(keys)))
     return ReplayRequest(selection, Destination(*destination), as_new)

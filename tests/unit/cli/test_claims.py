@@ -162,4 +162,4 @@ def test_what_is_not_certain_says_so() -> None:
     row = replace(rows([world(*HELD)], BOUNDS, NOW_MS)[0], certain=False)
     assert "fresh?" in table([row], 120)[1].plain
     assert as_json(row)["certain"] is False
-    assert summary([]) == "nothing was ever claimed"
+    assert summary([]) == "nothing has ever been claimed"

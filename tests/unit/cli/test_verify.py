@@ -60,7 +60,7 @@ def test_sequences_are_shown_where_there_are_any() -> None:
     assert answer(view) == "Nothing is lost or out of order."
     assert " ".join(lines[-2:]).endswith("number 2 under way or lost")
     assert "Examples" not in lines
-    assert any(line.startswith("By the headers alone") for line in lines)
+    assert any(line.startswith("From the headers alone") for line in lines)
     assert view.details()["sequences"] == {
         "streams": 1,
         "records": 3,

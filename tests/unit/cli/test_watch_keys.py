@@ -104,7 +104,7 @@ def typing(data: bytes, view: View) -> View:
 
 def test_k_takes_a_line_and_shows_that_key() -> None:
     view = typing("kq+3 öß".encode(), View(detail=OneShard(3)))
-    assert prompt(view) == "key: q+3 öß_  (Return shows it, Esc leaves)"
+    assert prompt(view) == "key: q+3 öß_  (Return shows it, Esc cancels)"
     assert view.detail == OneShard(3)
     view = typing(b"\x7f\x7f\x7f!\r", view)
     assert view == View(detail=OneKey("q+3!"))

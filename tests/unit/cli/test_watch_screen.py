@@ -58,11 +58,11 @@ def test_who_leads_says_what_would_move_a_backlog_faster() -> None:
 def test_a_pause_is_said_in_words() -> None:
     first, _, third, *_ = lines(View(), Glimpse(Path("/s"), PAUSED))
     assert "PAUSED for 2m 13s" in first
-    assert third == "leads and marks nothing until it is resumed; what was on the wire is finished"
+    assert third == "leading, but marks nothing until resumed; what is on the wire is finished"
     waiting = replace(standby(), paused_since_at=AT)
     first, _, third, *_ = lines(View(), Glimpse(Path("/s"), waiting))
     assert "STANDBY for 2m 13s, paused for 0.0 s" in first
-    assert third.startswith("another process leads; this one would take over and mark nothing")
+    assert third.startswith("another process leads; this one would take over, but mark nothing")
     assert " standby paused_since=2025-03-14T15:09:26Z " in status_line(waiting)
 
 
@@ -120,7 +120,7 @@ def test_a_notice_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_before_there_is_anything_to_show() -> None:
-    assert lines(View())[0] == "no harvester runs; waiting for one"
+    assert lines(View())[0] == "no harvester is running; waiting for one"
     assert lines(View(), a("x"))[:2] == ["/run/harvester/x.sock", "connecting"]
     assert lines(View(), a("x", trouble="it is gone"))[1] == "it is gone"
 
@@ -129,7 +129,7 @@ def test_one_shard_has_all_its_figures_and_its_events() -> None:
     drawn = "\n".join(lines(View(detail=OneShard(3)), Glimpse(Path("/s"), leading())))
     assert "── shard 3 ──" in drawn
     assert "quarantined" in drawn
-    assert "moves 12% of the records" in drawn
+    assert "handles 12% of this harvester's records" in drawn
     assert "shard 3 died: marks again as 3f2a91c0" in drawn
     assert "shard 4" not in drawn
     assert " 0 ready" not in drawn
@@ -164,7 +164,7 @@ def test_one_key_has_what_the_relay_and_the_database_know() -> None:
     assert "── key ──" in shown
     assert "account-17" in shown
     assert "shard 3: 2 records under way, 41 waiting" in shown
-    assert "its first record failed and is tried again; next attempt in 12 s" in shown
+    assert "its first record failed and will be retried; next attempt in 12 s" in shown
     assert "in the outbox: 43; the oldest is record 811, 1m 15s old" in shown
     assert "in quarantine: 1; the last: MSG_SIZE_TOO_LARGE" in shown
 
@@ -172,12 +172,12 @@ def test_one_key_has_what_the_relay_and_the_database_know() -> None:
     assert "(the empty key)" in drawn(OneKey(""))
     assert "it is gone" in drawn(OneKey("k", None, "it is gone"))
     standby = replace(KEY, leads=False, capped=True, newest_error=None)
-    assert "does not lead: only the database tells" in drawn(OneKey("k", standby))
+    assert "does not lead: only the database has information" in drawn(OneKey("k", standby))
     assert "in the outbox: 43+; one of them is record 811" in drawn(OneKey("k", standby))
     assert "under way" not in drawn(OneKey("k", standby))
     assert "holds its key; next attempt now" in drawn(OneKey("k", replace(KEY, held=True, retry_in_s=0.0)))
     silent = replace(KEY, rows=None, oldest_id=None, oldest_age_s=None, quarantined=None, trouble="no server listens")
-    assert "the database does not tell: no server listens" in drawn(OneKey("k", silent))
+    assert "the database did not answer: no server listens" in drawn(OneKey("k", silent))
 
 
 def test_the_line_that_a_key_is_entered_in_takes_the_place_of_the_keys() -> None:
