@@ -157,8 +157,6 @@ class CoordinatedConsumer:
 
     All methods except `stop`, `claims`, `lag`, `ages`, `open_records` and `statistics` belong to one thread. `on_event`
     is called in that thread with the events of claims (`events`).
-
-    `on_event` is told what happens to the claims (`events`), in that thread.
     """
 
     def __init__(

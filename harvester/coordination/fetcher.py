@@ -246,10 +246,9 @@ class Fetcher:
         return {each.topic: len(each.partitions) for each in found}
 
     def _hears_nothing(self) -> None:
-        """This client may never find the brokers again, although they answer others while claims are held. It cannot be
-        monitored by its statistics (P48): nobody reads them while the application does not poll.
+        """This client may never find the brokers again, although they answer others while claims are held.
 
-        It cannot be watched by its statistics (P48): nobody takes them while the application does not poll.
+        Its statistics cannot show this (P48): nobody reads them while the application does not poll.
         """
         now, since = clock_s(), self._silent_since
         if since is None:

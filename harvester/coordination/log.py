@@ -137,10 +137,9 @@ class CoordinationLog:
     def begin(
         self, worlds: Mapping[int, World], tail_ms: int | None = None, ready_s: float = _READY_S
     ) -> dict[int, int]:
-        """With `tail_ms`, a long partition is read from that long before its last record; `tails` lists these. Raises
-        BrokerUnavailable if a partition's ends are not known after `ready_s`.
+        """Start reading each world from its next offset; returns the current end of each partition.
 
-        With `tail_ms` a long partition is read from so long before its last record on; `tails` tells which. Raises
+        With `tail_ms`, a long partition is read from that long before its last record; `tails` lists these. Raises
         BrokerUnavailable if a partition's ends are not known after `ready_s`.
         """
         bounds = {partition: self._ends(partition, ready_s) for partition in worlds}

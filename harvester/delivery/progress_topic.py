@@ -173,7 +173,7 @@ class _Admin:
             made = self._admin.create_partitions([NewPartitions(self._name, lanes)], operation_timeout=_TIMEOUT_S)
             answer(made[self._name], _TIMEOUT_S * 2)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # another harvester was quicker
+            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # another harvester was faster
                 raise self._failed(f"given {lanes} partitions", error) from error
 
     def await_lanes(self, lanes: int) -> ProgressTopic:

@@ -276,9 +276,6 @@ class ClaimState(NamedTuple):
         """The fencing token of the claim: log time in ms, and the low bits of the generation for when log time stands
         still. Offsets start over in a new or recreated coordination topic. Time does not, so a later claim has the
         greater token, even while some consumers use the old topic and others the new one.
-
-        Offsets begin again in a coordination topic that is new, or was made anew. Time does not, so whoever claims
-        later has the greater token, also while some consumers use the old topic and others the new one.
         """
         return (self.won_ms << _OFFSET_BITS) | (self.generation & ((1 << _OFFSET_BITS) - 1))
 
