@@ -65,7 +65,7 @@ class RowVersions:
     then the record's creation time shows whether it is still the same one.
 
     `ids` ascend. `xmins`: empty if unknown, in which case any row with the id is meant. `created_us`: create_time in
-    microseconds since the UNIX epoch, of which the low 32 bits are compared. `sums`, over the rows' contents, identify
+    microseconds since the UNIX epoch; only the low 32 bits are compared. `sums`, over the rows' contents, identify
     them on another server, where xmins are meaningless (P49); they are only computed for exactly-once delivery.
     """
 

@@ -51,7 +51,7 @@ def consume(
     ] = None,
     client_id: Annotated[
         str | None,
-        typer.Option(help="A permanent name: what it held is taken up again at once. [default: a random one]"),
+        typer.Option(help="A permanent name; after a restart its claims are resumed at once. [default: a random one]"),
     ] = None,
     coordination_partitions: Annotated[
         int, typer.Option(min=1, help="Partitions of the coordination topic, fixed for its whole life.")

@@ -1,8 +1,8 @@
 """Serves a harvester's control socket: access control, and the effect of each request.
 
 Only processes of the same user and of root have access, as identified by the kernel (SO_PEERCRED). A client that does
-not read its answers, or is idle for minutes, is disconnected; but not the one that has stopped the harvester, which
-takes the end of its connection for the harvester's.
+not read its answers, or is idle for minutes, is disconnected. The client that stopped the harvester is not: it takes
+the end of its connection to mean that the harvester has ended.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ Committed = dict[GroupPartition, int | None]  # the next offset; None if the gro
 
 
 class Inquiry:
-    """Asks where the group stands in Kafka, for beginning claims: only they wait while its coordinator is slow.
+    """Asks Kafka for the group's offsets on behalf of new claims: only they wait while the group coordinator is slow.
 
     One request for all of them at a time. If it gets no answer, the next one is sent `again_s` later.
     """

@@ -90,7 +90,7 @@ class SeenIds:
 
     @property
     def incarnations(self) -> tuple[UUID, ...]:
-        """The incarnations of which any id was seen."""
+        """The incarnations that at least one seen id belongs to."""
         return tuple(self._sets)
 
     def forget(self, incarnation: UUID) -> bool:

@@ -311,7 +311,7 @@ class MarkSession(TermSession):
 
     def __init__(self, dsn: str, table: OutboxTable, application_name: str, statement_timeout_s: float) -> None:
         super().__init__(dsn, table, application_name, statement_timeout_s)
-        self.over: tuple[int, ...] = ()  # ended transactions, because of which the last mark returned nothing
+        self.over: tuple[int, ...] = ()  # ended transactions that made the last mark return nothing
 
     def mark(
         self,

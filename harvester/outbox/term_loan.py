@@ -94,7 +94,7 @@ class Borrower:
         return self._session
 
     def take(self, waiting: Callable[[str], None], is_over: Callable[[], bool]) -> Loan | None:
-        """The loan; None if `is_over` returns True first. `waiting` is told what is being waited for, once each."""
+        """The loan; None if `is_over` returns True first. `waiting` is called once with each thing waited for."""
         with database_errors("borrow the term"):
             taken = self._take(_once(waiting), is_over)
             if taken is None:

@@ -364,8 +364,8 @@ class Sender:
         self._shard.send(f.Parked(self._epoch, entry.id, behind, text, wait_s, retry.attempts, held))
 
     def _give_up(self, record_id: int) -> None:
-        """Lower its barrier without sending it, and drop everything behind it. The lock is held, so that the supervisor
-        is told in order with the reply to a remark.
+        """Lower its barrier without sending it, and drop everything behind it. The lock is held, so this message
+        and the reply to a remark reach the supervisor in order.
         """
         self._shard.send(f.Dropped([record_id, *self._barrier.forget(record_id)], in_doubt=True))
 

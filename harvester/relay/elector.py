@@ -65,7 +65,7 @@ _LOSSES = 5  # consecutive electors that lived for less than a session
 _ANSWER_S = 15.0
 _END_S = 30.0  # a leaving member takes seconds at most, plus the time that the revoke may take
 _TURN_S = 0.25  # how often both sides turn; the relay's thread does ten times a second
-_STILL_S = 0.5  # a supervisor that has not turned for this long may be hanging: it is told nothing meanwhile
+_STILL_S = 0.5  # a supervisor that has not turned for this long may be hanging: nothing is sent to it until it turns
 _SILENT_S = 1.0  # an elector that has not been heard from for this long is silent
 _LOCK_LOOK_S = 0.01
 _MOST_WAITING_BYTES = 1 << 20  # for an elector that does not read
@@ -76,7 +76,7 @@ EXIT_STOOD_STILL = 4
 
 @dataclass(frozen=True, slots=True)
 class ElectorSpec:
-    """Everything an elector is told at birth. Times in seconds.
+    """Everything an elector is given when it starts. Times in seconds.
 
     `linger_s`: how long shards may take to finish what is on the wire; `expiry_s`: after this time, nothing produced
     while trusted is on the wire. `alone_from`: see `KafkaGroup`.

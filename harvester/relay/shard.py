@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """Everything a shard is told at birth; sent to the new process as bytes."""
+    """Everything a shard is given when it starts; sent to the new process as bytes."""
 
     index: int
     name: str

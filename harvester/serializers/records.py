@@ -172,8 +172,7 @@ class Records(Generic[T]):
         subject: str | None = None,
         extensions: Mapping[str, Value] | None = None,
     ) -> OutboxRecord:
-        """A record for `stash`; raises RecordRejected, of which SerializationFailed is one. `value=None` is a
-        tombstone.
+        """A record for `stash`; raises RecordRejected, for example SerializationFailed. `value=None` is a tombstone.
 
         The parameters after `partition` are for CloudEvents. Headers have this order: the caller's, the serialiser's,
         those of the event.

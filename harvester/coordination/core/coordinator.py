@@ -11,7 +11,7 @@ and sheds (`fair_share`). Its stage limits what it may do:
 *One process per client id.* An id that holds claims is visible every half interval. So a client that finds that its id
 holds some listens for three quarters of an interval before it takes them over; a message of another instance in that
 time causes the newcomer to be refused. A process wrongly taken for dead is refused when it reads that its successor has
-its claims. Of two that start at the same moment, the one that loses a claim to the other is refused.
+its claims. If two start at the same moment, whichever loses a claim to the other is refused.
 
 *One interval and one mode per group.* Clients with different intervals would not agree on which claims are stale, and
 records are not processed at most once if some clients repeat what was not committed. So claims and heartbeats carry

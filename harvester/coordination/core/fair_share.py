@@ -267,7 +267,7 @@ class Choice:
         return not roster.asking and min(roster.counts.values()) < roster.counts[self._me]
 
     def to_claim(self, roster: Roster, now: float) -> list[GroupPartition]:
-        """What to claim now: what is open, within the share, and if there is nothing, perhaps one in vain, to ask."""
+        """What to claim now: open partitions within the share or, if none is open, perhaps a held one, as a request."""
         if now - self._read_at > self._interval_s:
             self.active(now)  # an outage: start over
         if not self._shedding.may_claim(now):

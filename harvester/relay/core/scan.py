@@ -17,7 +17,7 @@ before `nextval` until after the commit is visible. So: read the sequence, list 
 transactions), wait until each of them is gone, then look once more, in a *later* snapshot. Whether the gap was seen
 before or after that list does not matter: its ids were given out before. This does not cover ids fetched outside an
 INSERT or given out from a cache; `init` refuses caches, and an occasional look at the whole table finds the rest. Ids
-that the sequence has yet to give out are never closed, whatever higher id somebody has inserted explicitly.
+that the sequence has yet to give out are never closed, even if somebody has explicitly inserted a higher id.
 
 *Resting.* A transaction that stays open for hours keeps open every gap that arises in the meantime. Once a mark has
 looked at such a gap after the list, only its holders can fill it, and none of them can while its transaction id is in

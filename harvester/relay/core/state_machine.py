@@ -482,8 +482,8 @@ class StateMachine:
 
         `in_doubt`: the previous term was not released, so what its leader had on the wire may still arrive.
 
-        The shards are told, and reply once more: while they knew no term, they gave up what failed on the wire, and
-        that must be known before anything behind it is marked (P5).
+        The shards are sent the term and reply once more: while they knew no term, they gave up what failed on the wire,
+        and that must be known before anything behind it is marked (P5).
         """
         tenure = self.tenure
         if self.phase is not LeadershipPhase.TAKING or holder != tenure.holder or tenure.told is not None:
