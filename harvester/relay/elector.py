@@ -542,7 +542,7 @@ class ElectorProcess:
                 self._is_trusted = True
                 self._tell_acquired()
             case ProofVerdict.STEP_DOWN:
-                self._group.step_down("the supervisor did not respond until its trust had expired")
+                self._group.step_down("the supervisor did not respond before its trust expired")
             case ProofVerdict.KEEP:
                 pass
 
