@@ -55,7 +55,7 @@ def test_what_was_changed_is_left_alone_and_so_is_the_rest(tmp_path: Path) -> No
     unit.write_text("[Service]\nExecStart=/mine\n", encoding="utf-8")
     refused = run_cli("systemd", "install", "--user", env=env, check=False)
     assert refused.returncode == 1
-    assert f"nothing was: {unit}\n" in refused.stderr
+    assert f"nothing was written: {unit}\n" in refused.stderr
     assert "--force" in refused.stderr
     assert installed(folder) == {unit.name: "[Service]\nExecStart=/mine\n"}
     shown = run_cli("systemd", "install", "--user", "--dry-run", env=env).stdout

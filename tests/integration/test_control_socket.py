@@ -199,12 +199,12 @@ def test_an_answer_that_is_no_http_is_named(sockets: Path) -> None:
         return thread
 
     once = answered()
-    with Connection(path) as connection, pytest.raises(NotUnderstood, match="is no HTTP"):
+    with Connection(path) as connection, pytest.raises(NotUnderstood, match="is not HTTP"):
         connection.status()
     once.join()
     again, feeds = answered(), Feeds(lambda: [path], 0.1, lambda: None)
     eventually(lambda: feeds.latest()[0].trouble, what="a word about it")
-    assert "is no HTTP" in str(feeds.latest()[0].trouble)
+    assert "is not HTTP" in str(feeds.latest()[0].trouble)
     feeds.stop()
     again.join()
     listener.close()
@@ -338,7 +338,7 @@ def test_a_live_one_is_left_alone(sockets: Path) -> None:
     with serving(sockets / "x.sock"):
         with pytest.raises(NoPlace, match="another harvester listens") as taken:
             listen(sockets / "x.sock", UID)
-        assert "name of its own" in str(taken.value.hint)
+        assert "its own name" in str(taken.value.hint)
         with Connection(sockets / "x.sock") as connection:
             assert connection.status()
 

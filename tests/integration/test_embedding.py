@@ -79,9 +79,9 @@ def test_states_from_the_beginning_to_the_end(scene: Scene, plan: Plan) -> None:
 
 def test_it_is_started_once(scene: Scene) -> None:
     harvester = Harvester(scene.config(shards=1), group=FakeGroup())
-    with harvester, pytest.raises(HarvesterError, match="started before"):
+    with harvester, pytest.raises(HarvesterError, match="already been started"):
         harvester.start()
-    with pytest.raises(HarvesterError, match="started before"):
+    with pytest.raises(HarvesterError, match="already been started"):
         harvester.start()
     never = Harvester(scene.config(shards=1), group=FakeGroup())
     never.stop()

@@ -149,7 +149,7 @@ def test_nobody_goes_on_behind_an_effect_that_failed(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "said"),
-    [(Forged(2, trouble="_PARTITION_EOF"), "reports an error"), (Forged(7, place=("orders", 1)), "is not open")],
+    [(Forged(2, trouble="_PARTITION_EOF"), "reported an error"), (Forged(7, place=("orders", 1)), "is not open")],
 )
 def test_nobody_goes_on_behind_a_batch_that_was_refused(make: Make, bad: Forged, said: str) -> None:
     app = make()
@@ -223,7 +223,7 @@ def test_what_cannot_be_taken(make: Make) -> None:
     with pytest.raises(InboxError, match=r"orders\[0\] is not open"):
         app.take(Forged(0))
     app.inbox.open("orders", 0)
-    with pytest.raises(InboxError, match="reports an error"):
+    with pytest.raises(InboxError, match="reported an error"):
         app.take(Forged(0, trouble="_PARTITION_EOF"))
     app.db.execute("DELETE FROM harvester_inbox")
     with pytest.raises(InboxError, match="is gone"):

@@ -88,7 +88,7 @@ def test_a_failure_leaves_nothing_and_is_not_passed_over(empty_database: str) ->
 def test_nobody_goes_on_behind_a_batch_that_was_refused(empty_database: str) -> None:
     async def test(one: App, two: App) -> None:
         await one.inbox.open("orders", 0)
-        with pytest.raises(InboxError, match="reports an error"):
+        with pytest.raises(InboxError, match="reported an error"):
             async with one.inbox.batch([Forged(0), Forged(1, trouble="_PARTITION_EOF")]):
                 """It is not entered."""
         with pytest.raises(InboxError, match="@0 was not committed, but now 1 was given"):

@@ -185,7 +185,7 @@ def test_drains_wait_for_each_other(scene: Scene) -> None:
         waiting = threading.Thread(target=lambda: taken.append(second.take()))
         waiting.start()
         eventually(lambda: second.said, what="the second one waits")
-        assert "has the term" in second.said[0]
+        assert "has borrowed the term" in second.said[0]
         assert not taken
         first.borrower.release()
         waiting.join(30)

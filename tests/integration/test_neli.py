@@ -278,7 +278,7 @@ def test_a_topic_that_kafka_keeps_for_itself_is_told(config: Config, join: Calla
     reserved.start()
     try:
         text = eventually(lambda: reserved.trouble, what="the refusal") or ""
-        assert "'__consumer_offsets' takes no heartbeat" in text
+        assert "'__consumer_offsets' accepts no heartbeats" in text
         assert "leader_topic" in text
         assert reserved.said == []
     finally:

@@ -101,7 +101,7 @@ def test_a_refused_heartbeat_is_told(
 
     monkeypatch.setattr(KafkaGroup, "_delivered", count)
     topic = make_topic(partitions=1, config={"max.message.bytes": "100"})
-    words = f"the leader topic {topic!r} takes no heartbeat"
+    words = f"the leader topic {topic!r} accepts no heartbeats"
     with caplog.at_level(logging.WARNING, "harvester"), scene.member_here(leader_topic=topic) as running:
         eventually(lambda: len(refused) >= REFUSALS, what="refusals")
         problem, unready = running.harvester.status().problem or "", running.harvester.unready() or ""

@@ -40,7 +40,7 @@ def test_a_killed_driver_is_followed_by_one_that_waits_for_its_lease(
     report = drain.run(spark, settings, waiting=said.append)
 
     assert report.records == RECORDS
-    assert any("has the term" in line for line in said), said
+    assert any("has borrowed the term" in line for line in said), said
     assert_held(slice_drain.judged())
 
 

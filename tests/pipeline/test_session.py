@@ -154,7 +154,7 @@ def test_the_command_line_ends_with_one_line_and_a_code_of_its_own() -> None:
     for extra, said in (
         (("--every", "soon"), "--every"),
         (("--conf", "spark"), "NAME=VALUE"),
-        (("--json-schema", "payments=n INT"), "no --topic"),
+        (("--json-schema", "payments=n INT"), "not a --topic"),
         (("--set", "record_header="), "record_header"),
     ):
         done = run_cli(*LAKE, *extra, check=False)

@@ -95,6 +95,6 @@ def test_options_of_a_plain_client(reset: str, policy: str) -> None:
 
 def test_a_group_that_would_begin_at_the_end_is_refused() -> None:
     options = {"group.id": "billing", "auto.offset.reset": "latest"}
-    with pytest.raises(ConfigurationError, match="a new group begins with the first record"):
+    with pytest.raises(ConfigurationError, match="a new group begins with the first existing record"):
         ConsumerSettings.from_kafka(options, ["orders"])
     assert ConsumerSettings.from_kafka(options, ["orders"], out_of_range="latest").out_of_range == "latest"

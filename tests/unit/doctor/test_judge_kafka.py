@@ -125,7 +125,7 @@ def test_the_leader_topic() -> None:
 @pytest.mark.parametrize(
     ("settings", "level", "part"),
     [
-        ({"max_message_bytes": "4095"}, CheckLevel.PROBLEM, "too little"),
+        ({"max_message_bytes": "4095"}, CheckLevel.PROBLEM, "too small"),
         ({"max_message_bytes": "4096"}, CheckLevel.WARNING, "at most 192 records"),
         ({"min_insync_replicas": "1"}, CheckLevel.WARNING, "set it to 2"),
         ({"replicas": 1, "min_insync_replicas": "1"}, CheckLevel.WARNING, "one copy"),

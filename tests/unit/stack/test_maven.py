@@ -137,5 +137,5 @@ def test_a_line_that_is_none_is_refused(line: str) -> None:
 
 
 def test_two_jars_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="named twice"):
+    with pytest.raises(ValueError, match="listed twice"):
         parse_lock(f"{DIGEST}  org.one:lib:1\n{DIGEST}  org.two:lib:1\n")
