@@ -319,7 +319,7 @@ def test_the_pump_says_that_such_a_table_is_not_for_it(connection: psycopg.Conne
     outbox = make(connection, value="jsonb")
     load = Load(records=1, topics=("t",))
     with pytest.raises(
-        SchemaError, match="the pump writes plain text, which kafka_value, of type jsonb, does not take"
+        SchemaError, match="the pump writes plain text, which kafka_value, of type jsonb, does not accept"
     ):
         prepare(connection, OUTBOX, outbox.shape, load, append=False)
 

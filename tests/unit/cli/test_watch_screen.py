@@ -145,7 +145,7 @@ def test_the_quarantine_says_what_is_known_and_where_the_rest_is() -> None:
     status = replace(leading(), backlog=Backlog(5, False, 1.0, quarantine=17))
     drawn = "\n".join(lines(View(detail=QuarantineMeter()), Glimpse(Path("/s"), status)))
     assert "in the quarantine table now: 17" in drawn
-    assert "by this process since its start: 1" in drawn
+    assert "by this process since it started: 1" in drawn
     assert "shard 7: 1" in drawn
     assert "wait for a retry, and may follow: shard 1: 1, shard 2: 2" in drawn
     assert "harvester dead list" in drawn

@@ -286,7 +286,7 @@ def test_a_leader_topic_that_cannot_work_is_left_out(topic: str) -> None:
     found = harvest(leaderTopic=topic)
     assert "leader_topic" not in found.settings
     assert config_of(found).leader_topic == "g.neli"
-    assert "left out" in notes(found)["harvest.leaderTopic"]
+    assert "omitted" in notes(found)["harvest.leaderTopic"]
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

@@ -50,7 +50,7 @@ def test_versions_of_brokers() -> None:
 @pytest.mark.parametrize(
     ("changed", "level", "part"),
     [
-        (topic("orders", replicas=1, min_insync_replicas="1"), CheckLevel.WARNING, "one copy"),
+        (topic("orders", replicas=1, min_insync_replicas="1"), CheckLevel.WARNING, "a single copy"),
         (topic("orders", replicas=1), CheckLevel.PROBLEM, "lower it to 1"),
         (topic("orders", min_insync_replicas="4"), CheckLevel.PROBLEM, "lower it to 2"),
         (topic("orders", min_insync_replicas="3"), CheckLevel.WARNING, "set it to 2"),
@@ -128,7 +128,7 @@ def test_the_leader_topic() -> None:
         ({"max_message_bytes": "4095"}, CheckLevel.PROBLEM, "too small"),
         ({"max_message_bytes": "4096"}, CheckLevel.WARNING, "at most 192 records"),
         ({"min_insync_replicas": "1"}, CheckLevel.WARNING, "set it to 2"),
-        ({"replicas": 1, "min_insync_replicas": "1"}, CheckLevel.WARNING, "one copy"),
+        ({"replicas": 1, "min_insync_replicas": "1"}, CheckLevel.WARNING, "a single copy"),
         ({"min_insync_replicas": "4"}, CheckLevel.PROBLEM, "nothing can be written"),
         ({"in_sync": 1}, CheckLevel.PROBLEM, "fewer than 2 copies in sync"),
         ({"unclean_leader_election_enable": "true"}, CheckLevel.PROBLEM, "unclean"),
