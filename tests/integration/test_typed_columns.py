@@ -300,7 +300,11 @@ def test_everything_that_writes_records_writes_them_into_such_columns(
         ({"key": "uuid"}, {"key": "42"}, "key is '42', which a column of type uuid does not accept"),
         ({"key": "bigint"}, {"key": str(2**63)}, "which a column of type bigint does not accept"),
         ({"key": "integer"}, {"key": "x"}, "which a column of type integer does not accept"),
-        ({"value": "jsonb"}, {"value": "{NaN: 1}"}, "value is '{NaN: 1}', which a column of type jsonb does not accept"),
+        (
+            {"value": "jsonb"},
+            {"value": "{NaN: 1}"},
+            "value is '{NaN: 1}', which a column of type jsonb does not accept",
+        ),
         ({"value": "json"}, {"value": b"NaN"}, "which a column of type json does not accept"),
         ({"headers": "kafka_headers jsonb"}, {"headers": [("a", "1"), ("a", "2")]}, "two headers have the same name"),
     ],
