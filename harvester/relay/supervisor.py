@@ -305,6 +305,7 @@ class Supervisor(threading.Thread):
             self._poller.close()
 
     def _serve(self, fd: int, now: float) -> None:
+        self.machine.vouched_for = self.trust.trusted
         if fd == self._waker.fd:
             self._waker.clear()
             while self._inbox:
@@ -323,6 +324,7 @@ class Supervisor(threading.Thread):
 
     def _tick(self, now: float) -> None:
         turn(self._shared, marks=self.marker.is_working(now))
+        self.machine.vouched_for = self.trust.trusted
         self.pool.start_due(now)
         if now >= self._look_at:
             self._look_at = now + _LOOK_S

@@ -35,7 +35,7 @@ under a new leader id.
 *Without trust.* Trust may expire some time before the fence arrives, and shards then drop whatever they are given. The
 first rows that a shard drops cause one remark, which waits in REMARKING after the shards have replied: a new mark would
 only fetch rows that are dropped again. Each tick checks trust. Once it is valid again, the remark continues; a fence
-ends it like any other.
+ends it like any other. A take-over whose last reply comes without trust waits in TAKING in the same way.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class StateMachine:
         self.epoch = 0
         self.paused = False  # by the operator, leading or not
         self.untrusted = False  # a shard dropped rows, and no tick has seen valid trust since
+        self.vouched_for = True  # by the group, at this moment: set before each event
         self.tenure = Tenure()
         bounds = settings.bounds
         self.ledger = Ledger(bounds, pipelined=settings.exactly_once)
@@ -173,6 +174,8 @@ class StateMachine:
         if self._replies.awaited:
             return []
         if self.phase is LeadershipPhase.TAKING and tenure.told is not None and tenure.leader_id is not None:
+            if not self.vouched_for:  # the process hung; either trust returns by the next tick, or a fence comes
+                return []
             tenure.term, tenure.announced, self.untrusted = tenure.told, True, False
             began: list[m.Command] = [m.OpenTrust(), m.Announce(LeaderAcquired(tenure.leader_id, tenure.term))]
             if self.paused:
@@ -329,6 +332,8 @@ class StateMachine:
                 commands.append(self.planner.look(tenure.term, tenure.holder))
             commands += self.save(self.low_water.to_save(now))
             commands += self.next_statements(now)  # retries that are due
+        elif self.phase is LeadershipPhase.TAKING:
+            commands += self.proceed(now)  # trust may be back
         return commands
 
     # -- statements

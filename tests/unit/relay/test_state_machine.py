@@ -48,6 +48,19 @@ def test_without_shards_the_term_is_taken_all_the_same() -> None:
     assert only(driver.machine.term_taken(UUID(int=1), 1, "one", 0), c.Mark)
 
 
+def test_nobody_leads_whose_trust_has_ended_while_it_took_the_term() -> None:
+    """It hung before the last shard had replied: another one may lead by now."""
+    driver = Driver()
+    driver.machine.acquire(0)
+    driver.answer()
+    driver.machine.term_taken(UUID(int=1), 1, "one", 0)
+    driver.machine.vouched_for = False
+    assert driver.answer() == driver.machine.tick(1) == []
+    assert driver.machine.phase is LeadershipPhase.TAKING
+    driver.machine.vouched_for = True
+    assert [type(command) for command in driver.machine.tick(2)] == [c.OpenTrust, c.Announce, c.Mark]
+
+
 def test_a_fence_before_the_lead_is_not_announced() -> None:
     driver = Driver()
     driver.machine.acquire(0)
