@@ -257,7 +257,7 @@ class PurgeSession:
     def delete_unlocked(self, rows: RowVersions) -> tuple[list[int], list[int]]:
         """Delete the rows that nobody has locked; returns the ids of locked rows, and those of other records.
 
-        A row that is rewritten at this moment counts as locked.
+        A row that is being rewritten at this moment counts as locked.
         """
         assert self._connection is not None
         locked = self._purge_unlocked(rows)

@@ -102,7 +102,7 @@ class Promises:
 
     Times are seconds of a clock that runs through suspend. `turned_at`: when the supervisor last turned.
 
-    - leads: the supervisor has been told that it leads, and not yet that this is over
+    - leads: the supervisor was told that it leads, and not yet that this is over
     - orphaned_at: when the supervisor was found dead
     - forsaken: the supervisor hung for a session; the place is being given up
     """
@@ -418,7 +418,7 @@ class ElectorProcess:
         self._in_revoke = False
         self._troubled = False
         self._leaving = False
-        # Within a leadership: whether the supervisor was told to trust; whether it has to be before it is told to lead.
+        # Within a leadership: whether the supervisor was given trust; whether it is yet to be told that it leads.
         self._is_trusted = self._is_to_lead = False
         self._left = Waker()
         self._code = 0
@@ -525,7 +525,7 @@ class ElectorProcess:
         self._tell_acquired()
 
     def _tell_acquired(self) -> None:
-        """One that seemed to stand still at the first proof would have no trust to lead with."""
+        """Report the leadership, but not before trust: a supervisor that hung at the first proof was not sent any."""
         if self._is_to_lead and self._is_trusted:
             self._is_to_lead, self._promises.leads = False, True
             self._tell_state()

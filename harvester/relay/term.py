@@ -165,7 +165,7 @@ class TermTaker:
         self._host.report(TermWait(text))
 
     def ids_given_again(self) -> None:
-        """The next term begins another incarnation (P50); safe from any thread."""
+        """The next term begins another incarnation (P50); thread-safe."""
         self.ids_restarted = True
 
 
@@ -179,7 +179,7 @@ class TakeOver(Protocol):
     def is_over(self) -> bool: ...
     def pause(self, seconds: float) -> None: ...
     def trouble(self, text: str | None) -> None: ...
-    def ids_given_again(self) -> None: ...  # another record stands under the id of one that was published
+    def ids_given_again(self) -> None: ...  # another record has the id of a published one
 
 
 class _LaneOwner:

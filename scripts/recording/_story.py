@@ -50,7 +50,7 @@ class Story:
             self._see("watch", watch, rf"^{NAME}  LEADING for", "8: 8 ready", "p pause", _ALL_RATES)
             watch.press("p")
             self._see("watch-paused", watch, "PAUSED for")
-            self._see("start-paused", relay, "PAUSED for", "leads and marks nothing until it is resumed")
+            self._see("start-paused", relay, "PAUSED for", "leading, but marks nothing until resumed")
             self._scale_by_key(watch, "+", 9)
             self._scale_by_key(watch, "-", 8)
             watch.press("p")
@@ -61,7 +61,7 @@ class Story:
             self._see("watch-shard", watch, "── shard 3 ──")
             self._place.insert_invoice()
             watch.press("d")
-            self._see("watch-quarantine", watch, "── quarantine ──", _QUARANTINED, "process since its start: 1$")
+            self._see("watch-quarantine", watch, "── quarantine ──", _QUARANTINED, "process since it started: 1$")
         self._see("dashboard", relay, _QUARANTINED, "LEADING for", _ALL_RATES)
 
     def _scale_by_key(self, watch: Window, key: str, shards: int) -> None:

@@ -150,7 +150,7 @@ def test_what_is_discarded_leaves_its_reason(dead: Dead) -> None:
     ("args", "said"),
     [
         (["redrive", "--yes"], "select records"),
-        (["redrive", "--all", "--topic", "t"], "not both"),
+        (["redrive", "--all", "--topic", "t"], "cannot be combined"),
         (["redrive", "--all", "--json"], "--yes"),
         (["discard", "--all"], "--reason"),
         (["discard", "--all", "--yes", "--reason", " "], "is empty"),

@@ -47,7 +47,7 @@ HTTP = {"listen": "127.0.0.1:0"}
 
 def base_url(running: RunningCli) -> str:
     """Where it says that it serves."""
-    return running.wait_for_line(r"serves (http://127\.0\.0\.1:\d+)/")[1]
+    return running.wait_for_line(r"serving (http://127\.0\.0\.1:\d+)/")[1]
 
 
 def get(url: str) -> tuple[int, str]:

@@ -201,7 +201,7 @@ def test_what_the_commands_say(sockets: Path) -> None:
         assert said("resume", "--name", "x") == "billing-1: was not paused; it is leading"
         assert said("remark") == "billing-1: marks again from the head of the outbox"
         assert said("scale", "6", "--within", "2") == "billing-1: 6 shards instead of 4"
-        assert said("scale", "6") == "billing-1: has 6 shards already"
+        assert said("scale", "6") == "billing-1: already has 6 shards"
         assert said("loglevel", "debug") == "billing-1: the log level is debug now"
         assert said("stop", "--within", "0") == "billing-1: stops"
     assert ("scale", 6, 2.0) in dummy.asked

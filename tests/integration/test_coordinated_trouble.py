@@ -99,7 +99,7 @@ def test_a_coordination_topic_that_was_made_anew_ends_the_consumer(settings: Con
 
     eventually(lambda: _unless_broken(made), what="another topic of that name")
     error = failure(one, CoordinationTopicError)
-    assert "made anew" in str(error)
+    assert "recreated" in str(error)
 
 
 def test_a_coordination_topic_that_takes_no_messages_ends_the_consumer_with_the_cause(

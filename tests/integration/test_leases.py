@@ -256,9 +256,9 @@ def test_a_lease_is_taken_apart_from_the_callers_transaction(
 ) -> None:
     """Rolled back after it was given, its generation would be given again, to somebody else."""
     stasher = Stasher()
-    with connection.transaction(), pytest.raises(LeaseError, match="in a transaction of its own"):
+    with connection.transaction(), pytest.raises(LeaseError, match="in its own transaction"):
         stasher.lease(connection, "reader")
-    with connection.pipeline(), pytest.raises(LeaseError, match="in a transaction of its own"):
+    with connection.pipeline(), pytest.raises(LeaseError, match="in its own transaction"):
         stasher.lease(connection, "reader")
     assert lease_row(database, "reader") is None
 

@@ -58,7 +58,7 @@ def test_the_same_as_over_blocking_connections(database: str, monkeypatch: pytes
         assert (second.id, second.generation, second.sequence, second.position) == (first.id, 2, 8, "8")
         with pytest.raises(LeaseFenced):
             await writer.stash(connection, record("late"))
-        with pytest.raises(LeaseError, match="in a transaction of its own"):
+        with pytest.raises(LeaseError, match="in its own transaction"):
             await stasher.lease(connection, "reader")
         await connection.rollback()
         end(database, "reader")

@@ -186,7 +186,7 @@ def test_it_is_not_ready_before_kafka_lets_it_in(place: Place) -> None:
     place.add("one")
     config = place.config(sasl_password="Canary-that-is-wrong")
     with RunningCli("start", "-f", config, "--set", "http.listen=127.0.0.1:0", session=True) as running:
-        url = running.wait_for_line(r"serves (http://127\.0\.0\.1:\d+)/")[1]
+        url = running.wait_for_line(r"serving (http://127\.0\.0\.1:\d+)/")[1]
         eventually(lambda: "invalid credentials" in _readiness(url)[1], 60, "the refusal")
         assert {_readiness(url)[0] for _ in range(50)} == {503}
         assert place.left() == 1

@@ -242,7 +242,7 @@ def test_a_data_source_for_jdbc(dsn: str, url: str, properties: dict[str, str]) 
         ("dbname=app password=geheim", "Unix socket"), ("host=/run/geheim", "Unix socket"),
         ("host=a sslkey=/geheim.key", "PEM"), ("host=a service=geheim", "service"),
         ("host=a passfile=/geheim", "passfile"), ("host=a hostaddr=1.1.1.1 sslmode=verify-full", "verify-full"),
-        ("host=a gehiem=geheim", "does not know"), ("host=a,b port=1,2,3", "ports"),
+        ("host=a gehiem=geheim", "unknown to PostgreSQL"), ("host=a,b port=1,2,3", "ports"),
     ],
 )  # fmt: skip
 def test_what_the_jdbc_driver_cannot_do_is_refused(dsn: str, said: str) -> None:

@@ -149,7 +149,7 @@ def test_the_quarantine_says_what_is_known_and_where_the_rest_is() -> None:
     assert "shard 7: 1" in drawn
     assert "wait for a retry, and may follow: shard 1: 1, shard 2: 2" in drawn
     assert "harvester dead list" in drawn
-    assert "now: not known" in "\n".join(lines(View(detail=QuarantineMeter()), Glimpse(Path("/s"), leading())))
+    assert "now: unknown" in "\n".join(lines(View(detail=QuarantineMeter()), Glimpse(Path("/s"), leading())))
 
 
 def test_a_message_takes_the_place_of_the_keys() -> None:
