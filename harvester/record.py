@@ -50,9 +50,9 @@ class ReadRow(Protocol):
     def created_us(self) -> int: ...
 
 
-_LOW_BITS = 0xFFFF_FFFF
+LOW_BITS = 0xFFFF_FFFF  # of a creation time: what is kept of it and compared
 _SECOND_US = 1_000_000
-_LATEST_US = 1 << 53  # in the year 2255: later values are not real times (`infinity`)
+LATEST_US = 1 << 53  # in the year 2255: later values are not real times (`infinity`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,6 @@ class RowVersions:
     created_us: Sequence[int] = ()
     sums: Sequence[int] = ()
 
-    @classmethod
-    def of(cls, rows: Sequence[ReadRow], sums: Sequence[int] = ()) -> RowVersions:
-        """Of rows as read, in ascending order."""
-        return cls([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows], sums)
-
     def without(self, ids: Container[int]) -> RowVersions:
         """The others."""
         kept = [index for index, record_id in enumerate(self.ids) if record_id not in ids]
@@ -97,7 +92,7 @@ class RowVersions:
             if record_id not in found:
                 continue
             xmin_now, now_us = found[record_id]
-            if xmin_now == xmin or (_is_a_moment(now_us) and (now_us ^ created_us) & _LOW_BITS == 0):
+            if xmin_now == xmin or (_is_a_moment(now_us) and (now_us ^ created_us) & LOW_BITS == 0):
                 same.append((record_id, xmin_now, now_us))
             else:
                 others.append(record_id)
@@ -105,4 +100,4 @@ class RowVersions:
 
 
 def _is_a_moment(created_us: int) -> bool:
-    return 0 < created_us < _LATEST_US and created_us % _SECOND_US != 0
+    return 0 < created_us < LATEST_US and created_us % _SECOND_US != 0

@@ -99,7 +99,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclasses.dataclass
 class ConfigOptions:
-    """Where the configuration is, and overrides of it."""
+    """The options that select the configuration file and override its settings."""
 
     config: ConfigOption = None
     set_: SetOption = None

@@ -145,7 +145,7 @@ def _folder(*, user: bool, root: Path | None) -> Path:
 
 
 def _changed(path: Path, text: str) -> bool:
-    """Whether something else is there."""
+    """Whether the file has other content than `text`, or is a symbolic link; a missing file has not."""
     if path.is_symlink():  # masked, or linked to another file
         return True
     try:

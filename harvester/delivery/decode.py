@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
 from harvester.errors import UndecodableRecord, WireError
-from harvester.record import KafkaRecord
+from harvester.record import KafkaRecord, ReadRow, RowVersions
 
 ROW_HEAD = Struct(">hiqi")  # fields, length of id, id, length of key
 NO_PARTITION = -(2**63)  # the query's value for a row without one
@@ -65,6 +66,11 @@ class Oversize(NamedTuple):
     @property
     def created_us(self) -> int:
         return self.record.created_us
+
+
+def row_versions(rows: Sequence[ReadRow], sums: Sequence[int] = ()) -> RowVersions:
+    """Of rows as decoded, in ascending order."""
+    return RowVersions([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows], sums)
 
 
 def set_apart(records: list[Decoded], above: int) -> list[Decoded | Oversize]:

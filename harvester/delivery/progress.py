@@ -31,15 +31,15 @@ from typing import NamedTuple
 from uuid import UUID
 
 from harvester.delivery.decode import decode as decode_rows
+from harvester.delivery.decode import row_versions
 from harvester.errors import WireError
-from harvester.record import RowVersions
+from harvester.record import LOW_BITS, RowVersions
 
 _VERSION = 1
 _HEAD = struct.Struct(">BBq16sIq")
 _NARROW, _WIDE = 4, 8
 _VERSION_BYTES = 12
 _CODES = {_NARROW: "I", _WIDE: "Q"}
-_LOW_BITS = 0xFFFF_FFFF
 VERSIONS = "versions"  # name of the header
 
 LEAST_RECORD_BYTES = 4096  # which the topic must accept: hundreds of ids
@@ -99,12 +99,12 @@ def same_rows(progress: Progress, rows: Iterable[tuple[int, bytes | None, bytes]
     """The given current rows that are the ones recorded in `progress`; a row is (id, key, bytes)."""
     versions = zip(progress.created_us, progress.sums, strict=True)
     named = {
-        record_id: (us & _LOW_BITS, row_sum) for record_id, (us, row_sum) in zip(progress.ids, versions, strict=False)
+        record_id: (us & LOW_BITS, row_sum) for record_id, (us, row_sum) in zip(progress.ids, versions, strict=False)
     }
     sums: list[int] = []
     records = decode_rows(b"".join([raw for _, _, raw in rows]), sums)
     found = zip(records, sums, strict=True)
-    return RowVersions.of([row for row, row_sum in found if named.get(row.id) == (row.created_us & _LOW_BITS, row_sum)])
+    return row_versions([row for row, row_sum in found if named.get(row.id) == (row.created_us & LOW_BITS, row_sum)])
 
 
 def encode(progress: Progress) -> EncodedProgress:
@@ -120,7 +120,7 @@ def encode(progress: Progress) -> EncodedProgress:
     if not progress.xmins:
         return EncodedProgress(value)
     versions = array("I", progress.xmins)
-    versions.extend([created_us & _LOW_BITS for created_us in progress.created_us])
+    versions.extend([created_us & LOW_BITS for created_us in progress.created_us])
     versions.extend(progress.sums)
     return EncodedProgress(value, _swapped(versions).tobytes())
 

@@ -49,6 +49,26 @@ def widen(fd: int) -> None:
         return
 
 
+def _write(fd: int, waiting: deque[memoryview]) -> int:
+    """Write what a non-blocking pipe accepts now, and keep the rest; returns how many bytes were written.
+
+    Raises OSError if the pipe is broken.
+    """
+    total = 0
+    while waiting:
+        data = waiting[0]
+        try:
+            written = os.write(fd, data)
+        except BlockingIOError:
+            break
+        total += written
+        if written == len(data):
+            waiting.popleft()
+        else:
+            waiting[0] = data[written:]
+    return total
+
+
 class Channel:
     """The supervisor's end: non-blocking in both directions."""
 
@@ -73,22 +93,11 @@ class Channel:
 
     def flush(self) -> bool:
         """Write what the pipe accepts now. Returns whether it is congested: too much is waiting for more to be sent."""
-        outbound = self.outbound
-        while outbound:
-            data = outbound[0]
-            try:
-                written = os.write(self.write_fd, data)
-            except BlockingIOError:
-                break
-            except BrokenPipeError:
-                outbound.clear()
-                self._waiting_bytes = 0
-                break
-            self._waiting_bytes -= written
-            if written == len(data):
-                outbound.popleft()
-            else:
-                outbound[0] = data[written:]
+        try:
+            self._waiting_bytes -= _write(self.write_fd, self.outbound)
+        except BrokenPipeError:
+            self.outbound.clear()
+            self._waiting_bytes = 0
         return self._waiting_bytes > _SLACK_BYTES
 
     def receive(self) -> Iterator[Frame]:
@@ -188,19 +197,10 @@ class MessagePipe:
 
     def _flush(self) -> bool:
         """False when nobody reads any more."""
-        while self._waiting:
-            data = self._waiting[0]
-            try:
-                written = os.write(self._fd, data)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            self.waiting_bytes -= written
-            if written == len(data):
-                self._waiting.popleft()
-            else:
-                self._waiting[0] = data[written:]
+        try:
+            self.waiting_bytes -= _write(self._fd, self._waiting)
+        except OSError:
+            return False
         return True
 
 

@@ -24,6 +24,7 @@ from typing import Protocol, TypeVar
 
 import psycopg
 
+from harvester.delivery.decode import row_versions
 from harvester.errors import OutboxError
 from harvester.outbox.connection import one_line
 from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome
@@ -178,14 +179,14 @@ class Purger(threading.Thread):
 
     def _delete(self, batch: list[ReadRow]) -> None:
         try:
-            others = self._session.delete(_versions(batch))
+            others = self._session.delete(row_versions(batch))
         except psycopg.errors.LockNotAvailable:
             self._delete_unlocked(batch)
         else:
             self._refuse(others)
 
     def _delete_unlocked(self, batch: list[ReadRow]) -> None:
-        locked, others = self._session.delete_unlocked(_versions(batch))
+        locked, others = self._session.delete_unlocked(row_versions(batch))
         self._refuse(others)
         is_locked = set(locked)
         self._locked += [row for row in batch if row.id in is_locked]
@@ -263,7 +264,3 @@ class Purger(threading.Thread):
             self._troubles.discard(what)
             if not self._troubles:
                 self._shard.send(Trouble(None))
-
-
-def _versions(rows: list[ReadRow]) -> RowVersions:
-    return RowVersions([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows])

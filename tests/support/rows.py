@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from uuid import UUID
 
-from harvester.delivery.decode import NO_PARTITION, Broken, decode
+from harvester.delivery.decode import NO_PARTITION, Broken, decode, row_versions
 from harvester.delivery.progress import Progress
 from harvester.record import KafkaRecord, RowVersions
 
@@ -62,7 +62,7 @@ def row(
 def versions(rows: Sequence[bytes]) -> RowVersions:
     """How progress names these rows."""
     sums: list[int] = []
-    return RowVersions.of(decode(b"".join(rows), sums), sums)
+    return row_versions(decode(b"".join(rows), sums), sums)
 
 
 def progress_of(rows: Sequence[bytes], term: int = 1, incarnation: UUID = ONE) -> Progress:

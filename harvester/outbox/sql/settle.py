@@ -17,6 +17,7 @@ from harvester.outbox.shape import OutboxShape
 from harvester.outbox.sql import columns
 from harvester.outbox.sql.queries import IdSpace, in_space
 from harvester.outbox.tables import OutboxTable, as_bytes, doubled
+from harvester.record import LATEST_US
 
 Archive = Literal["off", "ids", "rows"]
 
@@ -25,7 +26,6 @@ NOTICE_ERROR_CHARACTERS = 1_000
 _SHORT_ERROR_CHARACTERS = 100
 
 _ROW = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
-_LATEST_US = 1 << 53  # of a create_time; a later or infinite one proves nothing (`RowVersions.compare`)
 _UTC = """'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'"""
 
 
@@ -95,7 +95,7 @@ def versions(table: OutboxTable) -> str:
     """The current rows with %(ids)s: id, xmin, and create_time in microseconds since the UNIX epoch. For psycopg."""
     return (
         "SELECT o.id::bigint, o.xmin::text::bigint,"
-        f" coalesce(least(greatest(extract(epoch FROM o.create_time) * 1000000, 0), {_LATEST_US}), 0)::bigint"
+        f" coalesce(least(greatest(extract(epoch FROM o.create_time) * 1000000, 0), {LATEST_US}), 0)::bigint"
         f" FROM {doubled(table.sql)} o WHERE o.id = ANY (%(ids)s::bigint[])"
     )
 

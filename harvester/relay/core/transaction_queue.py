@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 
-from harvester.delivery.decode import Decoded, Oversize
+from harvester.delivery.decode import Decoded, Oversize, row_versions
 from harvester.record import KafkaRecord, RowVersions
 
 
@@ -300,9 +300,7 @@ class TransactionQueue:
 def versions_of(entries: list[QueuedRecord]) -> RowVersions:
     """The ids and versions by which progress names them."""
     entries.sort(key=_BY_ID)
-    rows = [entry.record for entry in entries]
-    versions = [row.xmin for row in rows], [row.created_us for row in rows]
-    return RowVersions([row.id for row in rows], *versions, [entry.row_sum for entry in entries])
+    return row_versions([entry.record for entry in entries], [entry.row_sum for entry in entries])
 
 
 def _name(entry: QueuedRecord) -> bytes | int:
