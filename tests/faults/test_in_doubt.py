@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from harvester.delivery.partitioner import shard_of
 from tests.support.harvesting import Embedded, Scene
@@ -21,13 +18,6 @@ PATIENT: dict[str, Any] = {"shards": 2, "retry_backoff": "30s", "retry_backoff_m
 SETTLES_S = 90.0  # on a busy machine another delivery may time out, and wait as long
 # One shard is in use until more than this is under way.
 SPREADING: dict[str, Any] = {**PATIENT, "records_per_shard": 10}
-
-
-@pytest.fixture
-def kafka(scene: Scene) -> Iterator[Proxy]:
-    with Proxy(scene.bootstrap, kafka=True) as proxy:
-        proxy.open()
-        yield proxy
 
 
 def key_that_moves(before: int, after: int) -> str:

@@ -12,8 +12,6 @@ refuses everything of an older one. Until then consumers that must not go back t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.families import QUICK, family
@@ -28,27 +26,21 @@ pytest_plugins = ["tests.support.scenes"]
 OTHERS = ("a", "b", "c", "d")
 
 
-@pytest.fixture
-def link(scene: Scene) -> Iterator[Proxy]:
-    """The way of one harvester's producers to Kafka."""
-    with Proxy(scene.bootstrap, kafka=True) as proxy:
-        proxy.open()
-        yield proxy
-
-
 @pytest.mark.parametrize("fate", ["killed", "frozen"])
-def test_bytes_of_a_deposed_leader_arrive_after_the_successor_has_gone_on(scene: Scene, link: Proxy, fate: str) -> None:
+def test_bytes_of_a_deposed_leader_arrive_after_the_successor_has_gone_on(
+    scene: Scene, kafka: Proxy, fate: str
+) -> None:
     """A repeat after a successor, of this one record; nothing is lost, and no other key is touched."""
     scene.plan.sign()
-    with family(scene, "old", hooks=True, producer_kafka_config={"bootstrap.servers": link.address}, **QUICK) as old:
+    with family(scene, "old", hooks=True, producer_kafka_config={"bootstrap.servers": kafka.address}, **QUICK) as old:
         old.wait_leads()
         scene.add(("k", "first"), *((key, "1") for key in OTHERS))  # connections and producer ids are made by now
         scene.wait_left()
         senders = old.shards
         with family(scene, "new", hooks=True, **QUICK) as new:
-            link.freeze()
+            kafka.freeze()
             (x,) = scene.add(("k", "late-x"))
-            eventually(lambda: link.holds(b"late-x"), what="x on the network")
+            eventually(lambda: kafka.holds(b"late-x"), what="x on the network")
             if fate == "killed":
                 old.kill()
             else:
@@ -58,7 +50,7 @@ def test_bytes_of_a_deposed_leader_arrive_after_the_successor_has_gone_on(scene:
             scene.add(("k", "then-y"), *((key, "2") for key in OTHERS))
             scene.wait_left()
             assert scene.published()["k"] == ["first", "late-x", "then-y"], "what follows needs y before the bytes"
-            link.thaw()
+            kafka.thaw()
             eventually(lambda: len(scene.published()["k"]) == 4, what="the bytes in the log")
             scene.add(("k", "z"))
             scene.wait_left()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,28 +21,20 @@ KEYS = 50
 PATIENT: dict[str, Any] = {"heartbeat_timeout": "5s", "session_timeout": "15s", "drain_interval": "8s"}
 
 
-@pytest.fixture
-def link(scene: Scene) -> Iterator[Proxy]:
-    """A way to Kafka, open; the load and the test go straight there."""
-    with Proxy(scene.bootstrap, kafka=True) as proxy:
-        proxy.open()
-        yield proxy
-
-
-def through(link: Proxy) -> dict[str, str]:
+def through(kafka: Proxy) -> dict[str, str]:
     # Without these a client waits up to 10 s before it tries again.
-    return {"bootstrap.servers": link.address, "reconnect.backoff.max.ms": "500"}
+    return {"bootstrap.servers": kafka.address, "reconnect.backoff.max.ms": "500"}
 
 
-def test_cut_for_less_than_the_delivery_timeout(scene: Scene, link: Proxy) -> None:
-    with scene.cli(base_kafka_config=through(link), **PATIENT) as running:
+def test_cut_for_less_than_the_delivery_timeout(scene: Scene, kafka: Proxy) -> None:
+    with scene.cli(base_kafka_config=through(kafka), **PATIENT) as running:
         wait_leads(running)
         with writing(scene, keys=KEYS) as load:
             for _ in range(3):
                 load.wait(ROWS)
-                link.cut(reset=True)
+                kafka.cut(reset=True)
                 load.wait(ROWS)
-                link.open()
+                kafka.open()
             load.wait(ROWS)
         repeats = verify(scene, load)
         assert running.stop() == 0
@@ -51,15 +42,15 @@ def test_cut_for_less_than_the_delivery_timeout(scene: Scene, link: Proxy) -> No
     assert repeats == 0
 
 
-def test_stalled_for_less_than_the_delivery_timeout(scene: Scene, link: Proxy) -> None:
+def test_stalled_for_less_than_the_delivery_timeout(scene: Scene, kafka: Proxy) -> None:
     """Nothing is lost on the way, it is only late: packets that are sent again."""
-    with scene.cli(base_kafka_config=through(link), **PATIENT) as running:
+    with scene.cli(base_kafka_config=through(kafka), **PATIENT) as running:
         wait_leads(running)
         with writing(scene, keys=KEYS) as load:
             load.wait(ROWS)
-            link.freeze()
+            kafka.freeze()
             load.wait(2 * ROWS)
-            link.thaw()
+            kafka.thaw()
             load.wait(ROWS)
         repeats = verify(scene, load)
         assert running.stop() == 0
@@ -67,15 +58,15 @@ def test_stalled_for_less_than_the_delivery_timeout(scene: Scene, link: Proxy) -
     assert repeats == 0
 
 
-def test_cut_until_leadership_is_lost(scene: Scene, link: Proxy) -> None:
+def test_cut_until_leadership_is_lost(scene: Scene, kafka: Proxy) -> None:
     """What was on the wire at the cut has an unknown fate; nothing else may come twice."""
-    with scene.cli(base_kafka_config=through(link)) as running:
+    with scene.cli(base_kafka_config=through(kafka)) as running:
         wait_leads(running)
         with writing(scene, keys=KEYS) as load:
             load.wait(ROWS)
-            link.cut(reset=True)
+            kafka.cut(reset=True)
             running.wait_for_line("fenced")
-            link.open()
+            kafka.open()
             load.wait(ROWS)
         repeats = verify(scene, load)
         assert running.stop() == 0
@@ -84,15 +75,15 @@ def test_cut_until_leadership_is_lost(scene: Scene, link: Proxy) -> None:
     assert repeats <= KEYS  # one of a key is on the wire
 
 
-def test_reset_at_random(scene: Scene, link: Proxy) -> None:
+def test_reset_at_random(scene: Scene, kafka: Proxy) -> None:
     """Producers, group member and heartbeats lose their connections in turn."""
     rng, resets = random.Random(12), 0
-    with scene.cli(base_kafka_config=through(link), **PATIENT) as running:
+    with scene.cli(base_kafka_config=through(kafka), **PATIENT) as running:
         wait_leads(running)
         with writing(scene, keys=KEYS) as load:
             for _ in range(10):
                 load.wait(rng.randint(30, 200))
-                resets += link.reset(rng, share=0.4)
+                resets += kafka.reset(rng, share=0.4)
             load.wait(ROWS)
         repeats = verify(scene, load)
         assert running.stop() == 0
@@ -102,20 +93,20 @@ def test_reset_at_random(scene: Scene, link: Proxy) -> None:
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["both", "answers"])
-def test_half_open_for_longer_than_every_timeout(scene: Scene, link: Proxy, up: bool) -> None:
+def test_half_open_for_longer_than_every_timeout(scene: Scene, kafka: Proxy, up: bool) -> None:
     """Connections that were open swallow everything, also after the network is back: only timeouts end them.
 
     With only the answers lost, everything arrives and no acknowledgement comes back: each attempt may be a repeat.
     """
-    given = {**through(link), "socket.timeout.ms": "3000"}
+    given = {**through(kafka), "socket.timeout.ms": "3000"}
     with scene.cli(base_kafka_config=given) as running:
         wait_leads(running)
         with writing(scene, keys=KEYS) as load:
             load.wait(ROWS)
-            link.deafen(up=up)
+            kafka.deafen(up=up)
             running.wait_for_line("fenced")
             running.wait_for_line("does not answer|timed out|_MSG_TIMED_OUT")
-            link.hear()
+            kafka.hear()
             load.wait(ROWS)
         repeats = verify(scene, load)
         assert running.stop() == 0
@@ -125,10 +116,10 @@ def test_half_open_for_longer_than_every_timeout(scene: Scene, link: Proxy, up: 
     assert repeats <= KEYS  # one of a key is on the wire
 
 
-def test_everything_slow_keeps_the_lead(scene: Scene, link: Proxy) -> None:
+def test_everything_slow_keeps_the_lead(scene: Scene, kafka: Proxy) -> None:
     """Half a second each way, for elections too."""
-    link.delay(up_s=0.25, down_s=0.25)
-    with scene.cli(base_kafka_config=through(link), **PATIENT) as running:
+    kafka.delay(up_s=0.25, down_s=0.25)
+    with scene.cli(base_kafka_config=through(kafka), **PATIENT) as running:
         wait_leads(running)
         with writing(scene, keys=400) as load:
             load.wait(4 * ROWS)
@@ -140,18 +131,18 @@ def test_everything_slow_keeps_the_lead(scene: Scene, link: Proxy) -> None:
     assert repeats == 0
 
 
-def test_on_a_slow_way_a_leader_and_its_standby_come_back_after_a_cut(scene: Scene, link: Proxy) -> None:
+def test_on_a_slow_way_a_leader_and_its_standby_come_back_after_a_cut(scene: Scene, kafka: Proxy) -> None:
     """A question that gives up sooner than its answer can come costs the client the connection it was asked on."""
-    link.delay(up_s=0.25, down_s=0.25)
-    given = {"base_kafka_config": through(link), **PATIENT}
+    kafka.delay(up_s=0.25, down_s=0.25)
+    given = {"base_kafka_config": through(kafka), **PATIENT}
     with scene.cli(name="one", **given) as leader:
         wait_leads(leader)
         with scene.cli(name="two", **given) as standby:
             standby.wait_for_line("joined group")
-            link.cut(reset=True)
+            kafka.cut(reset=True)
             for each in (leader, standby):
                 each.wait_for_line("no broker can be reached")
-            link.open()
+            kafka.open()
             scene.add(("a", "1"))
             scene.wait_left()
             assert leader.stop() == 0
@@ -164,13 +155,13 @@ def test_on_a_slow_way_a_leader_and_its_standby_come_back_after_a_cut(scene: Sce
     assert scene.published() == {"a": ["1", "2"]}
 
 
-def test_acknowledgements_that_take_three_seconds(scene: Scene, link: Proxy) -> None:
+def test_acknowledgements_that_take_three_seconds(scene: Scene, kafka: Proxy) -> None:
     """No storm of remarks, everything once, beside the rate that one record of a key on the wire allows."""
     ack_s, keys, rounds = 3.0, 600, 4
-    link.delay(down_s=ack_s)
+    kafka.delay(down_s=ack_s)
     # The client leaves few requests unanswered, each of one partition: with the defaults the first of a burst go out
     # nearly empty, the rest waits for their answers, and the rate is half of this (docs/operations.md).
-    given = {**through(link), "linger.ms": "100", "max.in.flight.requests.per.connection": "5"}
+    given = {**through(kafka), "linger.ms": "100", "max.in.flight.requests.per.connection": "5"}
     # A record's time runs while its producer gets its id, too: two or three answers, and then its acknowledgement.
     limits = {**PATIENT, "session_timeout": "30s", "drain_interval": "20s"}
     with scene.cli(producer_kafka_config=given, **limits) as running:

@@ -6,7 +6,6 @@ Nothing of it is the records' fault, and the acknowledgement of each arrives: no
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -67,14 +66,6 @@ def test_a_row_that_somebody_else_has_locked(scene: Scene, marking: str) -> None
             assert running.stop() == 0
     figure(f"locked_row_{marking}_repeats", repeats, "records")
     assert repeats == 0
-
-
-@pytest.fixture
-def kafka(scene: Scene) -> Iterator[Proxy]:
-    """The way of the shards' producers to Kafka, open."""
-    with Proxy(scene.bootstrap, kafka=True) as proxy:
-        proxy.open()
-        yield proxy
 
 
 def test_a_deadlock_whose_victim_is_a_purge(scene: Scene, kafka: Proxy) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -33,6 +33,7 @@ pytest_plugins = ["tests.support.scenes", "tests.support.mark_sessions"]
 KEYS = 20
 # Acknowledgements may take a while, and so may what waits for them.
 PATIENT: dict[str, Any] = {"session_timeout": "30s", "drain_interval": "15s", "heartbeat_timeout": "10s"}
+EXACTLY_ONCE: dict[str, Any] = {"delivery": "exactly-once", "shards": 1}
 
 Change = Callable[[psycopg.Connection[Any]], object]
 
@@ -64,14 +65,6 @@ def update(db: psycopg.Connection[Any]) -> None:
 
 CHANGES = pytest.mark.parametrize("change", [truncate, delete])
 WRITTEN_ANEW = pytest.mark.parametrize("change", [vacuum_full, cluster, alter, update])
-
-
-@pytest.fixture
-def kafka(scene: Scene) -> Iterator[Proxy]:
-    """A proxy in front of the broker."""
-    with Proxy(scene.bootstrap, kafka=True) as proxy:
-        proxy.open()
-        yield proxy
 
 
 def slow_to_acknowledge(kafka: Proxy) -> dict[str, Any]:
@@ -111,6 +104,26 @@ def wait_published(scene: Scene, count: int) -> None:
     eventually(lambda: len(scene.published()) == count, what="all of them in the topic")
 
 
+@contextmanager
+def leading(scene: Scene, **given: Any) -> Iterator[Embedded]:
+    """A leader that has published the rows `warm`."""
+    with scene.embedded(**given, **PATIENT) as running:
+        running.wait_leading()
+        scene.add(*rows("warm"))
+        scene.wait_left()
+        yield running
+
+
+@contextmanager
+def committed(scene: Scene, plan: Plan) -> Iterator[list[int]]:
+    """The rows `old`, which Kafka has committed, and which are not deleted within the block; their ids."""
+    with plan.blocked("shard.committed") as reached:
+        with scene.db.transaction():
+            old = scene.add(*rows("old"))
+        reached()
+        yield old
+
+
 # -- at least once: acknowledgements come late
 
 
@@ -119,10 +132,7 @@ def wait_published(scene: Scene, count: int) -> None:
 def test_what_is_acknowledged_late_purges_no_row_that_has_its_id_by_now(
     scene: Scene, kafka: Proxy, marking: str, change: Change
 ) -> None:
-    with scene.embedded(marking=marking, producer_kafka_config=slow_to_acknowledge(kafka), **PATIENT) as running:
-        running.wait_leading()
-        scene.add(*rows("warm"))
-        scene.wait_left()
+    with leading(scene, marking=marking, producer_kafka_config=slow_to_acknowledge(kafka)) as running:
         before = incarnation(scene)
         kafka.freeze(up=False)  # no acknowledgement comes back
         with scene.db.transaction():
@@ -141,10 +151,7 @@ def test_what_is_acknowledged_late_purges_no_row_that_has_its_id_by_now(
 def test_a_table_that_is_written_anew_has_the_same_records(
     scene: Scene, kafka: Proxy, marking: str, change: Change
 ) -> None:
-    with scene.embedded(marking=marking, producer_kafka_config=slow_to_acknowledge(kafka), **PATIENT) as running:
-        running.wait_leading()
-        scene.add(*rows("warm"))
-        scene.wait_left()
+    with leading(scene, marking=marking, producer_kafka_config=slow_to_acknowledge(kafka)) as running:
         before = incarnation(scene)
         kafka.freeze(up=False)
         with scene.db.transaction():
@@ -173,15 +180,9 @@ def assert_nothing_has_happened(scene: Scene, running: Embedded, before: Any) ->
 def test_what_is_committed_purges_no_row_that_has_its_id_by_now(
     scene: Scene, plan: Plan, marking: str, change: Change
 ) -> None:
-    with scene.embedded(marking=marking, delivery="exactly-once", shards=1, **PATIENT) as running:
-        running.wait_leading()
-        scene.add(*rows("warm"))
-        scene.wait_left()
+    with leading(scene, marking=marking, **EXACTLY_ONCE) as running:
         before = incarnation(scene)
-        with plan.blocked("shard.committed") as reached:
-            with scene.db.transaction():
-                old = scene.add(*rows("old"))
-            reached()
+        with committed(scene, plan) as old:
             replace_rows(scene, change, old)
         scene.wait_left()
         assert_published_once(scene, "new", KEYS)
@@ -194,15 +195,9 @@ def test_what_is_committed_purges_no_row_that_has_its_id_by_now(
 def test_what_is_committed_is_purged_from_a_table_that_is_written_anew(
     scene: Scene, plan: Plan, marking: str, change: Change
 ) -> None:
-    with scene.embedded(marking=marking, delivery="exactly-once", shards=1, **PATIENT) as running:
-        running.wait_leading()
-        scene.add(*rows("warm"))
-        scene.wait_left()
+    with leading(scene, marking=marking, **EXACTLY_ONCE) as running:
         before = incarnation(scene)
-        with plan.blocked("shard.committed") as reached:
-            with scene.db.transaction():
-                scene.add(*rows("old"))
-            reached()
+        with committed(scene, plan):
             change(scene.db)
         scene.wait_left()
         scene.add(*rows("new"))
@@ -212,21 +207,25 @@ def test_what_is_committed_is_purged_from_a_table_that_is_written_anew(
 
 def kill_before_the_purge(scene: Scene, marking: str) -> list[int]:
     """A harvester that has committed, and is killed with its shards before it has deleted; the ids."""
-    env = scene.plan.env
-    with scene.cli(env=env, marking=marking, delivery="exactly-once", shards=1, **PATIENT) as running:
+    with scene.cli(env=scene.plan.env, marking=marking, **EXACTLY_ONCE, **PATIENT) as running:
         wait_leads(running)
         scene.add(*rows("warm"))
         scene.wait_left()
-        with scene.plan.blocked("shard.committed") as reached:
-            with scene.db.transaction():
-                old = scene.add(*rows("old"))
-            reached()
+        with committed(scene, scene.plan) as old:
             shards = shards_of(running.pid)
             os.kill(running.pid, signal.SIGKILL)
             running.process.wait()
             eventually(lambda: not any(map(alive, shards)), what="the end of the shards")
     assert scene.left() == old
     return old
+
+
+def succeed(scene: Scene, **given: Any) -> None:
+    """Another harvester leads until nothing is left."""
+    with scene.cli(name="second", **given) as running:
+        wait_leads(running)
+        scene.wait_left()
+        assert running.stop() == 0
 
 
 @BOTH
@@ -239,10 +238,7 @@ def test_a_successor_purges_no_row_that_has_the_id_of_a_committed_one(
     incarnation: under the old one, consumers would take them for repeats."""
     replace_rows(scene, change, kill_before_the_purge(scene, marking))
     before = incarnation(scene)
-    with scene.cli(name="second", marking=marking, delivery=delivery, shards=1) as running:
-        wait_leads(running)
-        scene.wait_left()
-        assert running.stop() == 0
+    succeed(scene, marking=marking, delivery=delivery, shards=1)
     assert_published_once(scene, "new", KEYS)
     assert incarnation(scene) != before
 
@@ -254,10 +250,7 @@ def test_a_successor_purges_what_was_committed_from_a_table_that_is_written_anew
 ) -> None:
     kill_before_the_purge(scene, marking)
     change(scene.db)
-    with scene.cli(name="second", marking=marking, delivery="exactly-once", shards=1) as running:
-        wait_leads(running)
-        scene.wait_left()
-        assert running.stop() == 0
+    succeed(scene, marking=marking, **EXACTLY_ONCE)
     assert_published_once(scene, "old", KEYS)
 
 
@@ -265,23 +258,13 @@ def test_a_successor_purges_what_was_committed_from_a_table_that_is_written_anew
 def test_exactly_once_rows_without_a_moment_are_known_by_their_content(scene: Scene, plan: Plan, dies: bool) -> None:
     """Their times do not tell whether they are the same; in the next incarnation their sums do (P49)."""
     scene.db.execute("ALTER TABLE outbox ALTER create_time TYPE timestamptz(0)")
-    given: dict[str, Any] = {"marking": "table", "delivery": "exactly-once", "shards": 1}
     if dies:
         kill_before_the_purge(scene, "table")
         update(scene.db)
-        with scene.cli(name="second", **given) as running:
-            wait_leads(running)
-            scene.wait_left()
-            assert running.stop() == 0
+        succeed(scene, marking="table", **EXACTLY_ONCE)
     else:
-        with scene.embedded(**given, **PATIENT) as leader:
-            leader.wait_leading()
-            scene.add(*rows("warm"))
-            scene.wait_left()
-            with plan.blocked("shard.committed") as reached:
-                with scene.db.transaction():
-                    scene.add(*rows("old"))
-                reached()
+        with leading(scene, marking="table", **EXACTLY_ONCE):
+            with committed(scene, plan):
                 update(scene.db)
             scene.wait_left()
     assert_published_once(scene, "old", KEYS)

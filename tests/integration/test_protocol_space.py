@@ -6,7 +6,7 @@ Acknowledgements are held back, so that purges, quarantines and gaps of the old 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -69,14 +69,6 @@ def swap_with_the_same_sequence(db: psycopg.Connection[Any]) -> None:
 CHANGES = pytest.mark.parametrize(
     "change", [truncate, swap, swap_with_the_same_sequence], ids=["truncate", "swap", "swap-same-sequence"]
 )
-
-
-@pytest.fixture
-def kafka(scene: Scene) -> Iterator[Proxy]:
-    """A proxy in front of the broker."""
-    with Proxy(scene.bootstrap, kafka=True) as proxy:
-        proxy.open()
-        yield proxy
 
 
 def rows(name: str, count: int = KEYS) -> list[tuple[str | None, str | None]]:

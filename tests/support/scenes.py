@@ -9,6 +9,7 @@ import pytest
 
 from .harvesting import Scene
 from .hooks import Plan
+from .proxy import Proxy
 from .servers import Servers
 
 
@@ -20,6 +21,14 @@ def scene(servers: Servers, database: str, topic: str, group: str, tmp_path: Pat
         yield made
     finally:
         made.db.close()
+
+
+@pytest.fixture
+def kafka(scene: Scene) -> Iterator[Proxy]:
+    """A way to Kafka for clients under test, open; the load and the test go straight there."""
+    with Proxy(scene.bootstrap, kafka=True) as proxy:
+        proxy.open()
+        yield proxy
 
 
 @pytest.fixture
