@@ -1,6 +1,6 @@
 """SIGSTOP for longer than every timeout, then SIGCONT, under load (I2, I4, P6, P12, P15): a shard, the supervisor,
-the whole leader. What a zombie does after its thaw is read from the records' signatures and from an audit of the
-database: it publishes nothing more, and changes nothing but what Kafka had acknowledged to it.
+the whole leader, and who was about to lead. What a zombie does after its thaw is read from the records' signatures and
+from an audit of the database: it publishes nothing more, and changes nothing but what Kafka had acknowledged to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from tests.support.audit import Audit
 from tests.support.families import QUICK, family, full_wire, slice_of, wait_members, wait_sent
 from tests.support.findings import ends, repeats_by_key, sent_by
-from tests.support.harvesting import Scene, alive
+from tests.support.harvesting import Scene, alive, causal, electors_of
 from tests.support.wait import eventually
 from tests.support.writing import figure, verify, writing
 
@@ -90,3 +90,30 @@ def test_a_zombie_publishes_and_changes_nothing(scene: Scene, who: str, marking:
             two.stop()
             one.stop()
     figure(f"repeats_frozen_{who}_{marking}", repeats, "records")
+
+
+@pytest.mark.parametrize("who", ["supervisor", "supervisor and elector"])
+def test_who_froze_in_a_take_over_leads_when_it_is_trusted_again(scene: Scene, who: str) -> None:
+    """The term is taken and told to the shards, whose replies it finds when it thaws; another one leads by then."""
+    once = {**QUICK, "delivery": "exactly-once"}
+    with family(scene, "one", hooks=True, **once) as one:
+        with scene.plan.blocked("lane.fenced") as reached:
+            reached()
+            one.freeze(one.pid, *(electors_of(one.pid) if "elector" in who else ()))
+        assert scene.holder() == "one"
+        with family(scene, "two", **once) as two:
+            _, term = two.wait_leads()
+            scene.add(("a", "1"))
+            scene.wait_left()
+            one.thaw()
+            wait_members(scene, 2)
+            scene.add(("a", "2"))
+            scene.wait_left()
+            two.stop()
+        one.wait_leads()
+        scene.add(("a", "3"))
+        scene.wait_left()
+        assert one.terms[0] > term
+        assert scene.holder() == "one"
+        one.stop()
+    assert scene.published() == causal(("a",), 3)
