@@ -176,8 +176,11 @@ class TermSession:
         name: str,
         ours: Sequence[Session] = (),
         owner: Owner = ANYONE,
+        went_back: bool = False,
     ) -> int | None:
         """Compare and set (P8): the new term, or None if the row's term was not `expected`, or another owner's.
+
+        `went_back`: the incarnation is renewed with it, since the row, or the ids, have gone back (P9).
 
         The predecessor's sessions are ended first, and again if one of them still locks the row (P7); `ours` are those
         of our own shards.
@@ -191,6 +194,7 @@ class TermSession:
             "sessions": self._named(ours),
             "group": owner.group,
             "cluster": owner.cluster,
+            "went_back": went_back,
         }
         own = {"expected": expected, "own": [pid for pid, _ in ours]}
         connection.execute(queries.end_sessions(self.table), own)
@@ -265,16 +269,16 @@ class TermSession:
         sessions = [self.session, *others] if self.session is not None else others
         return Jsonb([{"pid": pid, "started": started} for pid, started in filter(None, sessions)])
 
-    def renew_incarnation(self, *, went_back: bool = False) -> bool:
+    def renew_incarnation(self) -> bool:
         """Renew the incarnation if ids may have started again since the last leader; returns whether it did.
 
-        That is the case on a different server or timeline, or if the term row has gone back (P9).
+        That is the case on a different server or timeline, or in a different table (P9).
         """
         connection = self._open()
         renewed = refresh_incarnation(connection, self.table)
         known = self.place.server if self.place is not None else None
         identifier, timeline = known if known is not None else (None, None)
-        values = {"identifier": identifier, "timeline": timeline, "went_back": went_back and not renewed}
+        values = {"identifier": identifier, "timeline": timeline}
         row = connection.execute(queries.note_server(self.table), values).fetchone()
         return renewed or bool(row is not None and row[0])
 

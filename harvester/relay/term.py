@@ -74,6 +74,7 @@ class TermTaker:
         self._host, self._failpoints = host, failpoints
         self.taken: TakenTerm | None = None  # the last one
         self.ids_restarted = False  # since the last term was taken
+        self._went_back = False  # with a term that was taken; the shards do not know it yet
         self.lent_to: str | None = None  # the borrower of the term that we wait for
 
     def attempt(self, holder: UUID, ours: Sequence[Session], lost: int = 0) -> bool:
@@ -99,23 +100,25 @@ class TermTaker:
         if not self._may_lead(row, owner, lost):
             return True
         was_locked = session.term_is_locked
-        term = session.take_term(row.term, seen, holder, self._name, ours, owner)
+        went_back = row.term < seen or self.ids_restarted
+        term = session.take_term(row.term, seen, holder, self._name, ours, owner, went_back)
         if session.term_is_locked:
             self.trouble(f"a transaction holds a lock on {session.table.term}: no harvester can lead until it ends")
         elif was_locked:
             self.trouble(None)
         if term is None:
             return False
-        went_back = row.term < seen or self.ids_restarted
-        session.renew_incarnation(went_back=went_back)
-        self.ids_restarted = False
+        if went_back:
+            self.ids_restarted, self._went_back = False, True
+        session.renew_incarnation()
         incarnation = session.read_term().incarnation
         self.taken = TakenTerm(term, holder, session.place)
         if self._settle_predecessor(row, Leadership(term, str(holder), incarnation)):
             mode, server = self._mode, str(session.place)
             session.note_delivery(term, holder, mode.delivery, mode.topic_id)
             in_doubt = mode.is_unreleased(row)
-            host.report(TermTaken(holder, term, server, went_back, incarnation, mode.lanes_now, in_doubt))
+            host.report(TermTaken(holder, term, server, self._went_back, incarnation, mode.lanes_now, in_doubt))
+            self._went_back = False
         return True
 
     def _may_lead(self, row: TermRow, owner: Owner, lost: int) -> bool:

@@ -328,14 +328,16 @@ def read_term(table: OutboxTable) -> str:
 def take_term(table: OutboxTable) -> str:
     """Compare and set (P8); returns the term.
 
-    Parameters expected (term), seen (the highest term), holder, name, sessions. The previous term's delivery mode stays
-    in the row until what it left behind is settled: `note_delivery`. A lent term cannot be taken. The outbox becomes
-    owned by the parameters group and cluster (NULL: unknown), unless it belongs to others (P37).
+    Parameters expected (term), seen (the highest term), holder, name, sessions, went_back: ids may have started again,
+    and the new term no longer shows it, so the incarnation is renewed with it (P9). The previous term's delivery mode
+    stays in the row until what it left behind is settled: `note_delivery`. A lent term cannot be taken. The outbox
+    becomes owned by the parameters group and cluster (NULL: unknown), unless it belongs to others (P37).
     """
     return (
         f"UPDATE {doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
         " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp(),"
         f" holder_kind = CASE WHEN {_MOVED} THEN 'moved' ELSE 'harvester' END, lease_until = NULL,"
+        " incarnation = CASE WHEN %(went_back)s::boolean THEN gen_random_uuid() ELSE incarnation END,"
         " leader_group = coalesce(leader_group, %(group)s), kafka_cluster = coalesce(kafka_cluster, %(cluster)s)"
         f" WHERE term = %(expected)s AND {_LENT} IS NOT TRUE AND {_OURS} RETURNING term"
     )
@@ -436,11 +438,10 @@ def end_sessions(table: OutboxTable) -> str:
 def note_server(table: OutboxTable) -> str:
     """Record which server this is, and renew the incarnation if it was a different one (P9).
 
-    Parameters identifier, timeline (NULL: unknown, nothing changes) and went_back (renew in any case). Returns one row,
-    whether it was renewed.
+    Parameters identifier and timeline (NULL: unknown, nothing changes). Returns one row, whether it was renewed.
     """
     return (
-        f"WITH v AS MATERIALIZED (SELECT %(went_back)s::boolean OR coalesce((system_identifier, timeline) <>"
+        "WITH v AS MATERIALIZED (SELECT coalesce((system_identifier, timeline) <>"
         f" (%(identifier)s::bigint, %(timeline)s::int), false) AS renewed FROM {doubled(table.term)} FOR UPDATE)"
         f" UPDATE {doubled(table.term)}"
         " SET incarnation = CASE WHEN v.renewed THEN gen_random_uuid() ELSE incarnation END,"

@@ -157,7 +157,7 @@ class Outbox:
         """What the predecessor left behind is settled."""
         self.row = replace(self.row, delivery=delivery, progress_topic=progress_topic or self.row.progress_topic)
 
-    def renew_incarnation(self, *, went_back: bool) -> None:
+    def renew_incarnation(self) -> None:
         """The statement behind the one that took the term."""
         if self.failures:
             self.failures -= 1
