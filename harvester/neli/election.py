@@ -36,7 +36,8 @@ membership, so nobody would lead. If its heartbeats come back while no commit is
 rejoins with a new client.
 
 *A dead mark loop must not keep leadership*: `Tick` carries whether the loop is alive. A leader whose loop is not is
-fenced, and is a candidate again only when it is.
+fenced, and proves its place again only when it is. If that takes longer than 3 H, it leaves the group and rejoins it:
+while it owned partition 0, nobody else could lead.
 
 Times are seconds of a clock that runs through suspend.
 """
@@ -185,7 +186,7 @@ class ElectionTiming:
 
     @property
     def patience_s(self) -> float:
-        """How long a candidate waits for the coordinator's first answer."""
+        """How long a candidate waits for the coordinator's first answer, or for its mark loop."""
         return 3 * self.heartbeat_timeout_s
 
 
@@ -279,8 +280,10 @@ def _apply(state: Election, event: Event, now: float, timing: ElectionTiming) ->
             if state.role is Role.LEADER and not marker_alive:
                 state, fence = _fence(state, now, "the mark loop has stalled")
                 return state, (fence,)
-            if state.role in (Role.CANDIDATE, Role.LEADER) and not marker_alive:
-                return state, ()
+            if state.role is Role.CANDIDATE and not marker_alive:
+                if now - state.since < timing.patience_s:
+                    return state, ()
+                return replace(state, since=now), (Rejoin("the mark loop has stalled"),)
             if _is_unanswered(state, now, timing):
                 anew = replace(state, since=now, heartbeat_sent_at=None, heard_since=None)
                 return anew, (Rejoin("the group coordinator answers no commits"),)

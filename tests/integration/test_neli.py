@@ -149,6 +149,17 @@ def test_a_standing_mark_loop_ends_leadership_until_it_turns_again(join: Callabl
     member.wait_said("acquired", "fenced", "acquired")
 
 
+def test_a_mark_loop_that_stands_still_for_long_costs_the_place(join: Callable[..., Member]) -> None:
+    """Its owner could not lead, and nobody else could while it kept it."""
+    first = join()
+    first.wait_said("acquired")
+    second = join()
+    second.wait_joined()
+    first.marker_alive = False
+    second.wait_said("acquired")
+    first.wait_said("acquired", "fenced: the mark loop has stalled", "revoking")
+
+
 def test_a_higher_term_of_another_ends_trust_at_once(config: Config, join: Callable[..., Member]) -> None:
     member = join()
     member.wait_said("acquired")

@@ -257,6 +257,15 @@ def test_a_dead_mark_loop_ends_leadership_and_keeps_from_proposing() -> None:
     assert member.feed(103, e.Tick(True)) == [e.SendHeartbeat()]
 
 
+def test_a_mark_loop_that_stays_dead_costs_the_place() -> None:
+    member = leader(100)
+    assert fences(member.feed(101, e.Tick(False)))
+    patience_s = TIMING.patience_s
+    assert member.feed(101 + patience_s - 0.1, e.Tick(False)) == []
+    assert member.feed(101 + patience_s, e.Tick(False)) == [e.Rejoin("the mark loop has stalled")]
+    assert member.feed(102 + patience_s, e.Tick(False)) == []
+
+
 def test_stepping_down_fences_a_leader_only() -> None:
     assert leader().feed(101, e.StepDown("the term is another's"))[0] == e.FenceNow("the term is another's")
     assert Member().feed(0, e.Assigned(), e.StepDown("x")) == [e.SendHeartbeat()]
