@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -40,6 +40,7 @@ from harvester.relay.ipc import TrustCell, Waker
 from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermTaker
 
 _STALL_MARGIN_S = 10.0
+_TURN_S = 1.0  # the loop turns this often while it rests, however long that is
 _GATHER_S = 0.001  # between marks that take everything there is
 
 Work = m.Mark | m.Fetch | m.Look | m.SaveBookmark | m.TakeTerm | m.ReleaseTerm
@@ -197,7 +198,7 @@ class Marker(threading.Thread):
     def _rest(self) -> None:
         """Nothing is requested: wait for a command. A session that ends meanwhile is reopened when needed."""
         try:
-            self._session.wait(1.0, self._waker.fd)
+            self._session.wait(_TURN_S, self._waker.fd)
         except psycopg.Error:
             self._session.close()
         self._waker.clear()
@@ -289,8 +290,9 @@ class Marker(threading.Thread):
         wait_s = idle_wait_s(max(mark.idle, int(notified)), self._pace, notified)
         try:
             self._waker.clear()
-            if not self._commands and wait_s > 0:
-                self._session.wait(wait_s, self._waker.fd)
+            for turn_s in self._turns(wait_s):
+                if self._commands or self._session.wait(turn_s, self._waker.fd):
+                    break
         except psycopg.Error as error:
             self._lost(error)
             self._connected()
@@ -328,7 +330,15 @@ class Marker(threading.Thread):
             self.report(m.DatabaseTrouble(f"{one_line(error)} ({error.hint})"))
         else:
             self.report(m.DatabaseTrouble(one_line(error)))
-        self.ended.wait(self._pace.io_error_backoff_s)
+        for turn_s in self._turns(self._pace.io_error_backoff_s):
+            self.ended.wait(turn_s)
+
+    def _turns(self, wait_s: float) -> Iterator[float]:
+        """How long to wait, again and again, until `wait_s` have passed or the thread is to end: a rest is no stall."""
+        deadline = time.monotonic() + wait_s
+        while not self.ended.is_set() and (left_s := deadline - time.monotonic()) > 0:
+            self.turned_at = time.monotonic()
+            yield min(left_s, _TURN_S)
 
 
 _LIST_S = 0.05  # how often to list who could still fill a gap

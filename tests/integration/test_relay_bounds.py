@@ -78,6 +78,17 @@ def test_a_mark_loop_that_stands_still_ends_leadership(
         scene.wait_left()
 
 
+def test_a_mark_loop_that_rests_between_marks_is_alive(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it rests when there is nothing to do."""
+    monkeypatch.setattr(marker, "_STALL_MARGIN_S", 2.0 - 12.0)  # as above
+    with scene.member(mark_backoff="5s", mark_backoff_max="5s") as running:
+        running.wait_leading()
+        for number in range(3):
+            scene.add(("key", str(number)))
+            scene.wait_left()
+        assert running.leadership() == ["LeaderAcquired"]
+
+
 def test_a_database_out_of_reach_is_handed_over_once_and_then_after_twice_as_long(scene: Scene) -> None:
     parts = conninfo_to_dict(scene.dsn)
     group = Reluctant()
