@@ -289,8 +289,8 @@ class Marker(threading.Thread):
         notified = self._session.shape is not None and self._session.shape.has_notify
         wait_s = idle_wait_s(max(mark.idle, int(notified)), self._pace, notified)
         try:
-            self._waker.clear()
             for turn_s in self._turns(wait_s):
+                self._waker.clear()
                 if self._commands or self._session.wait(turn_s, self._waker.fd):
                     break
         except psycopg.Error as error:
