@@ -74,6 +74,7 @@ class Relay(Protocol):
     trust: TrustCell
 
     def report(self, report: m.Report) -> None: ...
+    def wants_term(self, holder: UUID) -> bool: ...  # whether it still waits for this take-over; thread-safe
 
 
 class Marker(threading.Thread):
@@ -103,6 +104,7 @@ class Marker(threading.Thread):
         self._taker = TermTaker(session, self.mode, name, self, failpoints)
         self._unreachable_since: float | None = None
         self._reader = MarkReader(session, self._taker, self.report, failpoints, writes=pace.writes)
+        self._taking: UUID | None = None  # the holder for whom a term is being taken
         self._sessions: Sequence[Session] = ()
         self._unregistered = False
         self._doubted = False
@@ -147,7 +149,8 @@ class Marker(threading.Thread):
 
     @property
     def trusted(self) -> bool:
-        return self._relay.trust.trusted
+        wanted = self._taking is not None and self._relay.wants_term(self._taking)
+        return wanted and self._relay.trust.trusted
 
     @property
     def highest_term(self) -> int:
@@ -204,7 +207,8 @@ class Marker(threading.Thread):
         self._waker.clear()
 
     def _take(self, command: m.TakeTerm) -> None:
-        """Try until the term is taken or trust in us has expired (P8)."""
+        """Try until the term is taken, trust in us has expired, or the leadership is over (P8)."""
+        self._taking = command.holder
         try:
             while not self.ended.is_set() and self._connected():
                 try:
@@ -214,6 +218,7 @@ class Marker(threading.Thread):
                 except (psycopg.Error, OutboxError, BrokerError) as error:
                     self._lost(error)
         finally:
+            self._taking = None
             self._taker.lent_to = None
             if self._session.term_is_locked:  # that was the last attempt
                 self._taker.trouble(None)

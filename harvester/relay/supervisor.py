@@ -153,6 +153,10 @@ class Supervisor(threading.Thread):
     def report(self, report: m.Report) -> None:
         self.post(lambda now: self._on_report(report, now))
 
+    def wants_term(self, holder: UUID) -> bool:
+        """Whether this is the leadership under way. Trust alone does not show that: it outlasts a revoke."""
+        return self.machine.tenure.holder == holder
+
     @property
     def lent_to(self) -> str | None:
         """Who has borrowed the term that this process would take (P32)."""

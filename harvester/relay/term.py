@@ -48,7 +48,7 @@ class TermHost(Protocol):
 
     def report(self, report: Report, /) -> None: ...
     @property
-    def trusted(self) -> bool: ...  # whether the group still vouches for us
+    def trusted(self) -> bool: ...  # whether the group still vouches for us, and the relay waits for the term
     @property
     def highest_term(self) -> int: ...  # seen in the leader topic
     def owner(self) -> Owner: ...  # of this harvester; raises BrokerError while the cluster is unknown

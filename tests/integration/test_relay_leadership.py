@@ -7,17 +7,20 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 
 import psycopg
 import pytest
 
-from harvester import Harvester, HarvesterError, LeaderAcquired, State
+from harvester import FakeGroup, Harvester, HarvesterError, LeaderAcquired, State
 from harvester.errors import ExitCode
+from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.tables import OutboxTable
 from harvester.verify.check import verify
 from harvester.verify.load import Load
 from harvester.verify.pump import pump
 from tests.support.harvesting import Scene, causal, wait_leads
+from tests.support.hooks import Plan
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
@@ -26,6 +29,20 @@ TABLE = OutboxTable.parse("outbox")
 
 
 # -- hand-over
+
+
+def test_a_take_over_that_is_revoked_does_not_take_the_term_from_its_successor(scene: Scene, plan: Plan) -> None:
+    """P8: its compare-and-set fails, and it is trusted, but nobody wants it to try again."""
+    group, successor = FakeGroup(elected=True), MarkSession(scene.dsn, TABLE, "successor", 30.0)
+    with ExitStack() as until_the_end:
+        until_the_end.enter_context(closing(successor))
+        with plan.blocked("marker.term_read") as reached:
+            running = until_the_end.enter_context(scene.embedded(group=group))
+            reached()
+            group.revoke()
+            assert successor.take_term(0, 0, uuid.uuid4(), "successor") == 1
+        assert group.elect()
+        assert running.wait_leading().term == 2
 
 
 def test_a_leader_that_is_stopped_under_load_hands_over_without_a_repeat(scene: Scene) -> None:

@@ -182,7 +182,8 @@ def take_over(outbox: Any, mode: DeliveryHandover, *, trusted: bool = True) -> l
         def trusted(self) -> bool:
             return trusted or outbox.row.term == before
 
-    relay, group = SimpleNamespace(trust=Trust(), report=said.append), SimpleNamespace(highest_term=0)
+    relay = SimpleNamespace(trust=Trust(), report=said.append, wants_term=lambda _holder: True)
+    group = SimpleNamespace(highest_term=0)
     loop = Marker(outbox, pace, "name", cast(Any, relay), cast(Any, group), failpoints.load(), mode)
     loop._take(TakeTerm(uuid4()))
     loop.stop()
