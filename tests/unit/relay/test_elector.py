@@ -455,9 +455,12 @@ def test_states_are_told_in_order(group: NotedGroup) -> None:
         for term in range(1, 200):
             group.state = (None, term)
             stage.process._tell_state()
-        eventually(lambda: ("state", 199) in [(name, said[-1]) for name, said in list(stage.told)], what="the last")
-        terms = [said[-1] for name, said in stage.told if name == "state"]
-        assert terms == sorted(terms)
+
+        def terms() -> list[int]:
+            return [said[-1] for name, said in list(stage.told) if name == "state"]
+
+        eventually(lambda: terms()[-1:] == [199], what="the last")
+        assert terms() == sorted(terms())
 
 
 # -- in the supervisor, with processes of which each does one thing
