@@ -554,7 +554,7 @@ class ElectorProcess:
         self._tell("revoking", self._revokes, deadline)
         while self._revoked != self._revokes and clock_s() < deadline and not self._is_over():
             time.sleep(_LOCK_LOOK_S)
-        self._in_revoke = False
+        self._in_revoke = self._is_trusted = False  # a leader that leaves was told of further proofs
 
     def fail(self, error: BaseException) -> None:
         if not isinstance(error, HarvesterError):

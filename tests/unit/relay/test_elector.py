@@ -319,6 +319,27 @@ def test_who_stands_still_when_its_leadership_begins_is_told_once_it_turns(group
         assert group.calls == []
 
 
+def test_a_proof_of_a_leader_that_leaves_counts_for_no_later_leadership(group: NotedGroup) -> None:
+    """It stands still when that begins, and is told that it leads with the first proof that it can hear."""
+    with Stage(group, 60.0, LONG_S, LONG_S) as stage:
+        stage.answers = False
+        group.elected(clock_s() + 30)
+        revoke = threading.Thread(target=group.revoke, daemon=True)
+        revoke.start()
+        (number, _deadline) = stage.wait_told("revoking")
+        group.listener.trust(clock_s() + 30)
+        stage.say("revoked", number)
+        revoke.join(10)
+        stage.still.set()
+        eventually(lambda: clock_s() > listened_s(stage.shared) + 0.6, what="that it stands still")
+        group.elected(clock_s() + 30)
+        stage.go_on()
+        group.listener.trust(clock_s() + 30)
+        stage.wait_told("acquired", 2)
+        told = [name for name, _ in stage.told if name in ("trust", "acquired")]
+        assert told == ["trust", "acquired", "trust", "trust", "acquired"]
+
+
 def test_a_late_answer_to_one_revoke_is_none_to_the_next(group: NotedGroup) -> None:
     with Stage(group, 60.0, LONG_S, 0.0) as stage:
         stage.answers = False
