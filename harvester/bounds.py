@@ -1,7 +1,7 @@
 """Queries the bounds of partitions until brokers answer, and classifies which Kafka client errors are temporary.
 
-Also creates admin clients that record refusals, waits for their answers, releases producers and consumers, and has the
-option that makes a client print nothing.
+Also looks up topics, creates admin clients that record refusals, waits for their answers, releases producers and
+consumers, and has the option that makes a client print nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -24,6 +24,8 @@ SILENT = {"log_level": "0"}
 PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # dropped by us
 _AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 0.25
+_FEW_TOPICS = 8
+_ABSENT = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED})
 _AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # otherwise each attempt would be a new message
 _LASTING = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -71,6 +73,19 @@ def answer(future: Future[T], within_s: float) -> T:
     if isinstance(problem, KafkaException):
         raise KafkaException(*problem.args)
     return future.result()
+
+
+def existing_topics(client: Any, names: Sequence[str], timeout_s: float) -> dict[str, Any]:
+    """The metadata of those of these topics that exist for this user. Raises KafkaException.
+
+    Requests a few topics by name, because the answer about all topics of a cluster may be large. `client` must be a
+    consumer with `allow.auto.create.topics` off: a request by any other would create a missing topic.
+    """
+    found: dict[str, Any] = {}
+    for name in names if len(names) <= _FEW_TOPICS else (None,):
+        found |= client.list_topics(name, timeout=timeout_s).topics
+    absent = {name for name, each in found.items() if each.error is not None and each.error.code() in _ABSENT}
+    return {name: found[name] for name in names if name in found.keys() - absent}
 
 
 def read_bounds(client: Any, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:

@@ -99,7 +99,7 @@ class Consumer:
         """Everything is empty at first."""
         return 0, 0
 
-    def list_topics(self, timeout: float) -> Any:
+    def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
         """The one topic, with one partition."""
         return SimpleNamespace(topics={TOPIC: SimpleNamespace(topic=TOPIC, partitions={0: None}, error=None)})
 

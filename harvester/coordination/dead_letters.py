@@ -23,7 +23,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from harvester.bounds import SILENT, answer, let_go, passes
+from harvester.bounds import SILENT, answer, existing_topics, let_go, passes
 from harvester.clock import clock_s
 from harvester.coordination.errors import UnknownTopic
 from harvester.delivery.progress_topic import durable
@@ -327,7 +327,7 @@ class _Reading:
 
     def messages(self) -> Iterable[Any]:
         try:
-            topics = self._client.list_topics(timeout=_TIMEOUT_S).topics
+            topics = existing_topics(self._client, [self._name], _TIMEOUT_S)
             if self._name not in topics:
                 raise UnknownTopic(self._name, [], option="--dead-letter-topic")
             places = [TopicPartition(self._name, each, OFFSET_BEGINNING) for each in topics[self._name].partitions]

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from harvester.bounds import close_aside, passes
+from harvester.bounds import close_aside, existing_topics, passes
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer, resume
@@ -235,15 +235,14 @@ class Fetcher:
     def topics(self) -> dict[str, int] | None:
         """The existing topics of the settings, with their current partitions; None if the brokers do not answer."""
         try:
-            known = self._data.list_topics(timeout=_CALL_S).topics  # requesting one by name might create it
+            known = existing_topics(self._data, self._settings.topics, _CALL_S)
         except KafkaException:
             self._hears_nothing()
             return None  # if this persists, claims expire by themselves
         self._silent_since = None
-        found = [known[name] for name in self._settings.topics if name in known]
-        if any(each.error is not None for each in found):
+        if any(each.error is not None for each in known.values()):
             return None  # a broker that has just started may not know yet
-        return {each.topic: len(each.partitions) for each in found}
+        return {name: len(each.partitions) for name, each in known.items()}
 
     def _hears_nothing(self) -> None:
         """This client may never find the brokers again, although they answer others while claims are held.

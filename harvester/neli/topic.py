@@ -21,7 +21,7 @@ from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
 _TIMEOUT_S = 5.0
 _LOOK_S = 0.5
-
+_UNTOLD = "Kafka does not tell the id of its cluster"
 
 _REMEDIES = {
     KafkaError.MSG_SIZE_TOO_LARGE: f"raise the topic's max.message.bytes to {LEAST_MESSAGE_BYTES} or more",
@@ -117,21 +117,22 @@ def _all_topics(admin: AdminClient, ended: Callable[[], bool]) -> Any:
 
 
 def ask_cluster_id(options: Mapping[str, Any]) -> str | None:
-    """Calls `cluster_id` with a temporary client."""
+    """The id of a Kafka cluster, None if it has none, read with a temporary client. Raises BrokerUnavailable."""
+    client = AdminClient({**options, **SILENT})
     try:
-        return cluster_id(AdminClient({**options, **SILENT}), None)
-    except BrokerUnavailable as error:
-        text = f"Kafka at {options.get('bootstrap.servers', '')}: {error.message}"
-        raise BrokerUnavailable(text, hint=BrokerUnavailable.NO_ANSWER) from error
+        described: Any = answer(client.describe_cluster(request_timeout=_TIMEOUT_S), _TIMEOUT_S * 2)
+    except KafkaException as error:
+        raise BrokerUnavailable(
+            f"Kafka at {options.get('bootstrap.servers', '')}: {_UNTOLD}: {error.args[0].str()}",
+            hint=BrokerUnavailable.NO_ANSWER,
+        ) from error
+    return described.cluster_id  # type: ignore[no-any-return]
 
 
-def cluster_id(client: Any, topic: str | None) -> str | None:
-    """The id of this client's Kafka cluster, None if it has none. Raises BrokerUnavailable.
-
-    `topic`: an existing one, to keep the answer short; a missing one might be created by the request.
-    """
+def cluster_id(client: Any, topic: str) -> str | None:
+    """The same with an existing client; `topic` exists, and keeps the answer short. Raises BrokerUnavailable."""
     try:
         found: str | None = client.list_topics(topic, timeout=_TIMEOUT_S).cluster_id
     except KafkaException as error:
-        raise BrokerUnavailable(f"Kafka does not return the id of its cluster: {error.args[0].str()}") from error
+        raise BrokerUnavailable(f"{_UNTOLD}: {error.args[0].str()}") from error
     return found

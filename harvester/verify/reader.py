@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
 
-from harvester.bounds import read_bounds
+from harvester.bounds import existing_topics, read_bounds
 from harvester.claim_check import ClaimChecks, StoreSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 from harvester.origin import HEADER, decode, find
@@ -275,11 +275,9 @@ class _Reader:
         # A read_committed client gets the end of what it may read; the true end is needed here.
         asking = Consumer({**self._options, "isolation.level": "read_uncommitted"}, logger=_silent)
         try:
-            metadata = asking.list_topics(timeout=self._timeout_s)
             found = {}
-            for topic in topics:
-                known = metadata.topics.get(topic)
-                for partition in known.partitions if known is not None and known.error is None else ():
+            for topic, known in existing_topics(asking, topics, self._timeout_s).items():
+                for partition in known.partitions if known.error is None else ():
                     low, high = self._watermarks(asking, (topic, partition))
                     if high > low:
                         found[topic, partition] = (low, high)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from harvester.bounds import passes, read_bounds
+from harvester.bounds import existing_topics, passes, read_bounds
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,36 @@ def test_nobody_waits_for_what_lasts() -> None:
 def test_the_last_error_is_raised_when_the_time_is_over(answer: str | None, error: str) -> None:
     with pytest.raises(KafkaException, match=error):
         read_bounds(Client([answer] * 100), "orders", 2, 0.2)
+
+
+class Cluster:
+    """Has topics, and two that it denies or forbids; `asked` are the questions."""
+
+    def __init__(self, *topics: str) -> None:
+        self._topics = {name: SimpleNamespace(error=None) for name in topics}
+        self.asked: list[str | None] = []
+
+    def list_topics(self, topic: str | None, *, timeout: float) -> Any:
+        self.asked.append(topic)
+        if topic is None:
+            return SimpleNamespace(topics=self._topics)
+        code = KafkaError.TOPIC_AUTHORIZATION_FAILED if topic == "secret" else KafkaError.UNKNOWN_TOPIC_OR_PART
+        return SimpleNamespace(topics={topic: self._topics.get(topic, SimpleNamespace(error=KafkaError(code)))})
+
+
+def test_a_few_topics_are_asked_for_by_name() -> None:
+    cluster = Cluster("a", "b", "c")
+    assert existing_topics(cluster, ["a", "secret", "missing", "b"], 1.0).keys() == {"a", "b"}
+    assert cluster.asked == ["a", "secret", "missing", "b"]
+
+
+def test_many_topics_are_one_question() -> None:
+    cluster = Cluster(*"abcdefghijk")
+    assert existing_topics(cluster, ["missing", *"abcdefghi"], 1.0).keys() == set("abcdefghi")
+    assert cluster.asked == [None]
+
+
+def test_a_broker_that_does_not_know_yet_is_believed_in_that() -> None:
+    cluster = Cluster("a")
+    cluster._topics["a"].error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+    assert existing_topics(cluster, ["a"], 1.0)["a"].error.code() == KafkaError.LEADER_NOT_AVAILABLE

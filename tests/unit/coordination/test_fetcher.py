@@ -49,7 +49,7 @@ class Data:
     def get_watermark_offsets(self, _: TopicPartition, __: float) -> tuple[int, int]:
         return self.bounds
 
-    def list_topics(self, timeout: float) -> Any:
+    def list_topics(self, _: str | None, *, timeout: float) -> Any:
         if self.is_stranded:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         return SimpleNamespace(topics={})
