@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from .wait import eventually
 
@@ -23,21 +23,26 @@ class Published:
     created_ms: int  # when it was handed to the producer
 
 
-def _watermarks(consumer: Consumer, partition: TopicPartition, timeout_s: float) -> tuple[int, int]:
-    """A topic that has just come to be names its leader before the leader knows."""
+def _bounds(consumer: Consumer, topic: str, timeout_s: float) -> dict[int, tuple[int, int]]:
+    """Of each partition the first offset and the end. A topic that has just come to be has no leaders for a moment."""
+    known = consumer.list_topics(topic, timeout_s).topics[topic]  # an answer about all topics of a run is large
+    if not known.partitions:
+        return {}
 
-    def asked() -> tuple[int, int] | None:
-        try:
-            offsets: tuple[int, int] = consumer.get_watermark_offsets(partition, timeout_s)
-        except KafkaException as error:
-            if error.args[0].code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
+    def asked(which: int) -> dict[int, int] | None:
+        places = [TopicPartition(topic, partition, which) for partition in known.partitions]
+        found = consumer.offsets_for_times(places, timeout_s)
+        for error in (each.error for each in found if each.error is not None):
+            if error.code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
                 return None
-            raise
-        return offsets
+            raise KafkaException(error)
+        return {each.partition: each.offset for each in found}
 
-    offsets = eventually(asked, timeout_s, f"watermarks of {partition}")
-    assert offsets is not None
-    return offsets
+    firsts, ends = (
+        eventually(lambda which=which: asked(which), timeout_s, f"offsets of {topic}")  # type: ignore[misc]
+        for which in (OFFSET_BEGINNING, OFFSET_END)
+    )
+    return {partition: (first, ends[partition]) for partition, first in firsts.items()}
 
 
 def read_topic(bootstrap: str, topic: str, timeout_s: float = 30.0) -> list[Published]:
@@ -56,12 +61,10 @@ def read_topic(bootstrap: str, topic: str, timeout_s: float = 30.0) -> list[Publ
         }
     )
     try:
-        known = consumer.list_topics(timeout=timeout_s).topics.get(topic)
-        ends: dict[int, int] = {}
-        for partition in known.partitions if known is not None else ():
-            low, high = _watermarks(consumer, TopicPartition(topic, partition), timeout_s)
-            if high > low:
-                ends[partition] = high
+        bounds = _bounds(consumer, topic, timeout_s)
+        ends = {partition: end for partition, (first, end) in bounds.items() if end > first}
+        if not ends:
+            return []
         consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
         found: list[Published] = []
 

@@ -31,6 +31,8 @@ def ensure_template(servers: Servers) -> str:
             admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(scratch))
             with psycopg.connect(make_conninfo(servers.dsn, dbname=f"{name}_new")) as connection:
                 schema.init(connection, TABLE)
+            # The first session writes down what it reads of the catalogs; clones have it from here.
+            psycopg.connect(make_conninfo(servers.dsn, dbname=f"{name}_new")).close()
             admin.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(scratch, sql.Identifier(name)))
     return name
 
