@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from tests.support.topics import Topics
 
 _run = pytest.StashKey[Run]()
+_UNIT = Path(__file__).parent / "unit"
 
 
 class MakeTopic(Protocol):
@@ -48,12 +51,43 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         run.end()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Thousands of modules and tests that stay: the collector is not to look at them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs servers, so that `-m 'not servers'` runs without any."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs servers, so that `-m 'not servers'` runs without any; order what several workers share."""
     for item in items:
         if "servers" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.servers)
+    if (workers := getattr(config, "workerinput", {}).get("workercount", 1)) > 1:
+        items[:] = _spread(items, workers)
+
+
+def _spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Each worker gets a stretch of the list, and steals from the ends of others when it has done its own.
+
+    So each stretch ends with quick tests: nobody begins a long one when all others are through. The tests of a file
+    stay together, since they share servers.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    quick = [path for path in files if path.is_relative_to(_UNIT)]
+    if not quick:
+        return items
+    stretches: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for path in [*(path for path in files if path not in quick), *quick]:
+        min(stretches, key=len).extend(files[path])
+    return [item for stretch in stretches for item in stretch]
 
 
 @pytest.fixture(scope="session")

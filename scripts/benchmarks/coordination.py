@@ -111,10 +111,10 @@ def _poll_until(consumer: CoordinatedConsumer, done: Any) -> None:
 
 
 @contextmanager
-def topics(bench: Bench, records: int = 0, *, partitions: int = PARTITIONS) -> Iterator[list[str]]:
+def topics(bench: Bench, records: int = 0, *, partitions: int | None = None) -> Iterator[list[str]]:
     """The name of a topic with so many records; all whose names are added are removed at the end, too."""
     used = [f"bench-{uuid.uuid4().hex[:12]}"]
-    make_topic(bench, used[0], partitions)
+    make_topic(bench, used[0], partitions or PARTITIONS)
     try:
         if records:
             rows = Rows(records)

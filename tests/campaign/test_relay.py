@@ -16,6 +16,9 @@ from tests.campaign.relay.run import Campaign, run
 from tests.campaign.relay.schedule import KINDS, REPEATING, kinds_of, plan, repeats
 from tests.campaign.relay.setup import AT_LEAST_ONCE, BOTH, EXACTLY_ONCE, Setup, first_setup
 from tests.campaign.schedule import Strike
+from tests.support.class_data import prepared
+from tests.support.longs import long
+from tests.support.servers import in_memory
 
 # Those that are done in a moment: a broker takes half a minute to start on a machine that is busy with other tests.
 QUICK = kinds_of(AT_LEAST_ONCE) - {"stop kafka", "kill kafka", "rolling restart", "half-open postgres link", "join"}
@@ -25,7 +28,7 @@ AIMED = {kind for kind in kinds_of(EXACTLY_ONCE) if kind.startswith("kill") and 
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory that the account of PostgreSQL can reach (pytest's own cannot be)."""
-    with tempfile.TemporaryDirectory(prefix="harvester-faults-") as name:
+    with tempfile.TemporaryDirectory(prefix="harvester-faults-", dir=in_memory()) as name, prepared():
         Path(name).chmod(0o755)
         yield Path(name)
 
@@ -39,6 +42,7 @@ def test_a_short_campaign_holds(place: Path) -> None:
     assert sum(outcome.struck.values()) >= 5
 
 
+@long  # test_relay_judge shows every day that the judge can fail, and tests/faults/test_process_kill.py counts repeats
 @pytest.mark.timeout(400)
 def test_a_leader_that_dies_with_a_full_wire_repeats_and_the_judge_counts_it(place: Path) -> None:
     """At least once. The same history would break exactly-once mode: its judge can fail."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from scripts.benchmarks._place import Place
 from scripts.benchmarks._relay import FULL
 from scripts.benchmarks._scenario import Bench, Samples
 from tests.conftest import MakeTopic
-from tests.support.longs import long
+from tests.support.longs import VARIABLE, long
 from tests.support.servers import Servers
 
 ONE_DRAIN = {"rate_per_s", "cpu_us_per_record", "cpu_us_supervisor", "rss_mb"}
 SHARE = {"first_per_s", "last_per_s", "last_over_first", "first_over_drain", "first_over_drains_first"}
 FLAT = {"pss_last_over_first", "files_last_over_first", "sessions_last_over_first"}
 FORGOTTEN = {"burst_s.ratio", "p50_ms.ratio", "idle_cpu_percent.beside", "idle_server_cpu_percent.alone"}
+WAYS = consumer.WAYS if VARIABLE in os.environ else ("run", "run_batches")  # each is a dozen processes
 GROUPS: dict[str, dict[str, set[str]]] = {
     "rates": {
         "limits": {"mark_delete_per_s", "read_delete_per_s", "produce_per_s", "together.produce_per_s"},
@@ -39,7 +41,7 @@ GROUPS: dict[str, dict[str, set[str]]] = {
         },
         "poison": {"ratio", "with_per_s"},
         "claims": {"10.records", "10.bytes", "10.cpu_s"},
-        "consumer": {f"{way}.ratio" for way in consumer.WAYS} | {"workers.factor"},
+        "consumer": {f"{way}.ratio" for way in WAYS} | {"workers.factor"},
     },
     "variations": {
         "shards": {"rate_per_s.1", "slowest_over_best"},
@@ -82,6 +84,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
     monkeypatch.setattr(latency, "TRIGGER", (True,))
     monkeypatch.setattr(coordination, "INTERVAL_S", 1.0)
     monkeypatch.setattr(coordination, "HELD", (10,))
+    if VARIABLE not in os.environ:
+        monkeypatch.setattr(consumer, "WAYS", {way: consumer.WAYS[way] for way in WAYS})
+        for module in (consumer, coordination):
+            monkeypatch.setattr(module, "PARTITIONS", 2)  # as many processes begin at once
 
 
 @pytest.mark.parametrize("group", [pytest.param(name, marks=long if name in NIGHTLY else ()) for name in GROUPS])

@@ -116,7 +116,9 @@ def test_an_unreachable_database_is_one_line_and_a_hint(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("verify", "--topic", "t"), ("dead", "list", "--dead-letter-topic", "t"), ("move",)], ids=lambda c: c[0]
+    "command",
+    [("verify", "--topic", "t", "--timeout", "3"), ("dead", "list", "--dead-letter-topic", "t"), ("move",)],
+    ids=lambda c: c[0],
 )
 def test_a_kafka_that_is_away_is_one_line_and_a_hint(database: str, command: tuple[str, ...]) -> None:
     away = 'base_kafka_config={"bootstrap.servers"="127.0.0.1:1"}'

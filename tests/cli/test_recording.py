@@ -15,6 +15,7 @@ from scripts.recording._picture import svg
 from scripts.recording._tmux import WIDTH, Tmux, Unseen
 from tests.support.cli import cli_environment
 from tests.support.control import short_folder
+from tests.support.longs import long
 from tests.support.servers import Servers
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,7 @@ SCREENS = [
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux: run scripts/tmux, or install it")
 
 
+@long  # what it shows, test_start, test_watch, test_control, test_dead_cli and test_dashboard_tmux try one by one
 @needs_tmux
 @pytest.mark.timeout(900)
 def test_a_session_from_init_to_a_graceful_stop(servers: Servers, tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.cli import cli_environment
 from tests.support.servers import Servers
+from tests.support.warm import harvester_on_path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -26,12 +28,17 @@ ELSEWHERE = {
 }
 
 
+@pytest.fixture
+def path() -> Iterator[str]:
+    """That of a shell: its `harvester` costs no imports, all else is what is installed here."""
+    with harvester_on_path() as folder:
+        yield f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
 @pytest.mark.timeout(600)
-def test_the_tutorial_works(servers: Servers, empty_database: str, group: str, tmp_path: Path) -> None:
+def test_the_tutorial_works(servers: Servers, empty_database: str, group: str, path: str, tmp_path: Path) -> None:
     names = {"shop": group, "orders": f"orders-{group}", "readers": f"readers-{group}", "billing": f"billing-{group}"}
-    environment = cli_environment(
-        {"HARVESTER_STACK": str(tmp_path / "stack"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    )
+    environment = cli_environment({"HARVESTER_STACK": str(tmp_path / "stack"), "PATH": path})
     output, started, pending = "", f"--dsn '{empty_database}' --bootstrap {servers.bootstrap}", ""
     exports = ""  # what `eval` has put into the reader's shell
     for found in BLOCK.finditer(PAGE):

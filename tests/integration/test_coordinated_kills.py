@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,20 +19,19 @@ from tests.support.coordinated import settings
 from tests.support.handled import Handled, Start, fill_keys, start
 from tests.support.killed import POISON
 from tests.support.wait import eventually
+from tests.support.warm import run_command
 
 __all__ = ["settings", "start"]
 
 KEYS, EACH = 8, 10
 ALL = [f"{key}-{number}" for key in range(KEYS) for number in range(EACH)]
 BATCH = 5
-ROOT = Path(__file__).parents[2]
 
 
 def killed(settings: ConsumerSettings, step: str, taken: Path) -> list[str]:
     """What the first life has taken when it died at this step."""
     given = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    command = [sys.executable, "-m", "tests.support.killed", json.dumps(given), step, str(taken)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = run_command(["tests.support.killed", json.dumps(given), step, str(taken)], os.environ, kind="module")
     assert done.returncode == -signal.SIGKILL, done.stderr
     return taken.read_text().split() if taken.exists() else []
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -32,6 +33,14 @@ from tests.support.longs import some_of
 
 Patch = pytest.MonkeyPatch
 SCHEDULES = st.binary(min_size=120, max_size=600)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _decoded_once() -> Iterator[None]:
+    """A message is read by many, and most of the time goes into its text."""
+    with Patch.context() as patch:
+        patch.setattr(worlds, "decode", lru_cache(100_000)(decode))
+        yield
 
 
 @settings(max_examples=some_of(60), deadline=None)

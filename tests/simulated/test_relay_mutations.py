@@ -624,6 +624,16 @@ FOUND_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     _followers_are_sent_without_trust: 156,
     _a_record_that_was_dropped_is_sent_once_its_value_is_put_away: 132,
     _no_remark_when_a_shard_dies: 88,
+    _stamps_are_ignored: 78,
+    _a_bookmark_knows_no_gaps: 48,
+    _rows_of_a_shards_lane_overtake_their_keys: 42,
+    _lanes_end_when_they_are_fetched: 34,
+    _marks_are_not_held_back: 33,
+    _switch_before_all_is_settled: 29,
+    _marks_before_all_answered: 29,
+    _trust_is_asked_once_a_frame: 27,
+    _lost_trust_is_not_waited_for: 18,
+    _what_stood_behind_a_given_up_record_stays: 12,
 }
 
 
@@ -633,6 +643,7 @@ def first_failure(
     """The first history that breaks, and how: an invariant, or an assertion of the code itself."""
     for seed in (first, *range(histories)):
         chance = random.Random(seed)
+        random.seed(seed)  # retries are spread
         try:
             World(beginning + chance.randbytes(chance.randrange(50, 500)), FAULTS if faults is None else faults).run()
         except (Broken, AssertionError, KeyError, ValueError) as error:

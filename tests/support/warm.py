@@ -1,7 +1,8 @@
 """Forks of processes that have imported what they run: imports are nearly all that a short command costs.
 
 Everything else is as in a process of its own: arguments, environment, working directory, descriptors, exit code. For
-two programs: the command line, and the server that a supervisor forks its shards from.
+three programs: the command line, the server that a supervisor forks its shards from, and `python -m` for modules of the
+tests that consume.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import select
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -30,6 +33,14 @@ from unittest import mock
 from harvester.relay import forkserver
 
 _MESSAGE_BYTES = 1 << 18
+_PROGRAM = """\
+#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
+    asked.connect({socket!r})
+    socket.send_fds(asked, [json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()], [0, 1, 2])
+    sys.exit(int(asked.recv(9)) % 256)
+"""
 _IMPORTED = {
     "command": (
         "confluent_kafka.admin",
@@ -40,6 +51,7 @@ _IMPORTED = {
         "harvester.relay.shard",
     ),
     "server": ("harvester.relay.shard", "harvester.relay.forkserver"),
+    "module": ("confluent_kafka.admin", "psycopg", "harvester.coordination.consumer", "tests.support.coordinated"),
 }
 
 
@@ -112,6 +124,9 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def _has_ended(self, within_s: float | None) -> bool:
         return bool(select.select([self._pidfd], [], [], within_s)[0])
 
@@ -120,14 +135,19 @@ class Forked:
 
 
 def run_command(
-    args: Sequence[str], env: Mapping[str, str], cwd: Path | None, stdin: str, timeout_s: float
+    args: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    stdin: str = "",
+    timeout_s: float = 60.0,
+    kind: str = "command",
 ) -> subprocess.CompletedProcess[str]:
-    """`harvester ARGS`, as `subprocess.run` would, with both outputs as text."""
+    """`harvester ARGS`, as `subprocess.run` would, with both outputs as text. `kind` "module": `python -m ARGS`."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(stdin.encode())
         given.seek(0)
         fds = dict(enumerate(file.fileno() for file in (given, out, err)))
-        process = _warm("command").fork(args, fds, env, cwd)
+        process = _warm(kind).fork(args, fds, env, cwd)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -153,6 +173,46 @@ def start_command(
         for fd in (nothing, writes_out, writes_err):
             os.close(fd)
     return process, os.fdopen(out, errors="replace"), os.fdopen(err, errors="replace")
+
+
+def start_module(args: Sequence[str], output: int) -> Forked:
+    """`python -m ARGS`, which writes everything into that descriptor."""
+    with open(os.devnull) as nothing:  # noqa: PTH123
+        return _warm("module").fork(
+            args, {0: nothing.fileno(), 1: output, 2: output}, os.environ, Path(__file__).parents[2]
+        )
+
+
+class _OnPath(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """Runs what the program on the PATH is asked for."""
+
+    socket_type = socket.SOCK_SEQPACKET
+    daemon_threads = True
+
+
+class _Asked(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        message, fds, _, _ = socket.recv_fds(self.request, _MESSAGE_BYTES, 3)
+        args, env, cwd = json.loads(message)
+        process = _warm("command").fork(args, dict(enumerate(fds)), env, Path(cwd))
+        for fd in fds:
+            os.close(fd)
+        self.request.send(str(process.wait()).encode())
+
+
+@contextmanager
+def harvester_on_path() -> Iterator[Path]:
+    """A directory with a `harvester` for shells, which is a fork, too. It has no controlling terminal."""
+    with tempfile.TemporaryDirectory(prefix="hv-", dir="/tmp") as name:  # the path of a socket has to be short
+        folder, program = Path(name), Path(name, "harvester")
+        program.write_text(_PROGRAM.format(python=sys.executable, socket=str(folder / "socket")))
+        program.chmod(0o755)
+        with _OnPath(str(folder / "socket"), _Asked) as server:
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+            try:
+                yield folder
+            finally:
+                server.shutdown()
 
 
 @contextmanager
@@ -222,6 +282,10 @@ def _main() -> None:
     args = _await_a_fork(control)
     if kind == "server":
         exec(args[0], {"__name__": "__main__"})
+        return
+    if kind == "module":
+        sys.argv = args
+        runpy.run_module(args[0], run_name="__main__", alter_sys=True)
         return
     if args[:1] == ["start"]:
         spare = _Spare()

@@ -1,88 +1,20 @@
-"""A user's program that uses the public names passes mypy --strict."""
+"""A user's program that uses the public names passes mypy --strict, without this project's settings for mypy."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.longs import long
+
 ROOT = Path(__file__).parents[2]
 
-PROGRAM = """
-from __future__ import annotations
 
-from typing import Any
-
-import psycopg
-
-from harvester import (
-    AsyncCoordinatedConsumer, AsyncInbox, Config, ConsumerSettings, CoordinatedConsumer, Event, Harvester, Inbox,
-    LeaderAcquired, OutboxRecord, Stasher,
-)
-from harvester.coordination.events import Claimed, GivenUp, Lost, Released
-from harvester.coordination.events import Event as ConsumerEvent
-
-
-def stash(connection: psycopg.Connection[Any]) -> int:
-    return Stasher("outbox").stash(connection, OutboxRecord(topic="orders", key="customer-42", value="{}"))
-
-
-def relay() -> bool:
-    def on_event(event: Event) -> None:
-        if isinstance(event, LeaderAcquired):
-            print(event.term)
-
-    with Harvester(Config(), on_event=on_event) as harvester:
-        return harvester.wait(1.0)
-
-
-async def relay_async() -> None:
-    async with Harvester(Config()) as harvester:
-        await harvester.wait_async()
-
-
-def consume(connection: psycopg.Connection[Any]) -> None:
-    inbox = Inbox(connection, "billing")
-
-    def told(event: ConsumerEvent) -> None:
-        match event:
-            case Claimed(topic, partition, generation):
-                inbox.open(topic, partition, generation)
-            case Released(topic, partition) | Lost(topic, partition):
-                inbox.close(topic, partition)
-            case GivenUp(record):
-                with inbox.record(record):
-                    pass
-
-    def handle(records: list[Any]) -> None:
-        with inbox.batch(records) as batch:
-            for record in batch.new:
-                batch.cursor.execute("INSERT INTO ledger VALUES (%s, %s)", (record.key(), record.value().decode()))
-
-    settings = ConsumerSettings(kafka={}, group="billing", topics=["orders"], on_error="dead-letter")
-    CoordinatedConsumer(settings, on_event=told).run_batches(handle, 500)
-    with CoordinatedConsumer(kafka={}, group="billing", topics="orders") as consumer:
-        for record in consumer:
-            with inbox.record(record) as effect:
-                if effect.novelty:
-                    effect.cursor.execute("SELECT 1")
-            consumer.commit(record)
-
-
-async def consume_async(connection: psycopg.AsyncConnection[Any], settings: ConsumerSettings) -> None:
-    inbox = AsyncInbox(connection, "billing")
-    async with AsyncCoordinatedConsumer(settings) as consumer:
-        async for record in consumer:
-            async with inbox.batch([record]) as batch:
-                for new in batch.new:
-                    print(new.value(), new.topic())
-            await consumer.commit(record)
-"""
-
-
+@long  # mypy without a cache; every run of the checks types the same program with this project's settings
 def test_a_program_with_the_public_names_is_typed_strictly(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program = shutil.copy(ROOT / "tests" / "support" / "typed_program.py", tmp_path)
     options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={tmp_path}"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *options, program], cwd=ROOT, capture_output=True, text=True, check=False

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP, SIGUSR1
-from typing import Any
+from typing import IO, Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -23,6 +24,7 @@ from harvester.coordination.settings import ConsumerSettings
 from tests.campaign.field import Field as FieldBase
 from tests.support.proxy import Proxy
 from tests.support.servers import FAST
+from tests.support.warm import Forked, start_module
 
 from .history import Member, Span
 from .notes import Reader
@@ -42,7 +44,7 @@ class Process:
     name: str
     slot: int
     client_id: str | None
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     notes: Reader
     log: Path
     killed: float = math.inf
@@ -165,11 +167,8 @@ class Field(FieldBase[Process]):
             }
             notes, log = self.directory / f"{name}.notes", self.directory / f"{name}.log"
             with log.open("wb") as output:
-                popen = subprocess.Popen(
-                    [sys.executable, "-m", "tests.campaign.coordination.member",
-                     json.dumps({"settings": given, "notes": str(notes), "held_back_s": self._held_back_s})],
-                    cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                )  # fmt: skip
+                what = json.dumps({"settings": given, "notes": str(notes), "held_back_s": self._held_back_s})
+                popen = _start(["tests.campaign.coordination.member", what], output)
             process = Process(name, slot, client_id or name, popen, Reader(notes), log)
             self.processes.append(process)
         return process
@@ -224,3 +223,11 @@ class Field(FieldBase[Process]):
         if len(held) != self.partitions or len(set(held)) != self.partitions:
             return None
         return sorted(len(process.notes.claims) for process in able)
+
+
+def _start(args: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
+    """In tests a fork, as the command line is; a campaign by scripts/coordination-faults starts fresh interpreters."""
+    if "PYTEST_VERSION" in os.environ:
+        return start_module(args, output.fileno())
+    command = [sys.executable, "-m", *args]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
