@@ -120,13 +120,13 @@ def ask_cluster_id(options: Mapping[str, Any]) -> str | None:
     """The id of a Kafka cluster, None if it has none, read with a temporary client. Raises BrokerUnavailable."""
     client = AdminClient({**options, **SILENT})
     try:
-        described: Any = answer(client.describe_cluster(request_timeout=_TIMEOUT_S), _TIMEOUT_S * 2)
+        found: str | None = answer(client.describe_cluster(request_timeout=_TIMEOUT_S), _TIMEOUT_S * 2).cluster_id
     except KafkaException as error:
         raise BrokerUnavailable(
             f"Kafka at {options.get('bootstrap.servers', '')}: {_UNTOLD}: {error.args[0].str()}",
             hint=BrokerUnavailable.NO_ANSWER,
         ) from error
-    return described.cluster_id  # type: ignore[no-any-return]
+    return found
 
 
 def cluster_id(client: Any, topic: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ ONE_DRAIN = {"rate_per_s", "cpu_us_per_record", "cpu_us_supervisor", "rss_mb"}
 SHARE = {"first_per_s", "last_per_s", "last_over_first", "first_over_drain", "first_over_drains_first"}
 FLAT = {"pss_last_over_first", "files_last_over_first", "sessions_last_over_first"}
 FORGOTTEN = {"burst_s.ratio", "p50_ms.ratio", "idle_cpu_percent.beside", "idle_server_cpu_percent.alone"}
-WAYS = consumer.WAYS if VARIABLE in os.environ else ("run", "run_batches")  # each is a dozen processes
+WAYS: Collection[str] = consumer.WAYS if VARIABLE in os.environ else ("run", "run_batches")  # each is a dozen processes
 GROUPS: dict[str, dict[str, set[str]]] = {
     "rates": {
         "limits": {"mark_delete_per_s", "read_delete_per_s", "produce_per_s", "together.produce_per_s"},

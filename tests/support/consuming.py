@@ -29,12 +29,12 @@ def _bounds(consumer: Consumer, topic: str, timeout_s: float) -> dict[int, tuple
     if not known.partitions:
         return {}
 
-    def asked(which: int) -> dict[int, int] | None:
+    def asked(which: int) -> dict[int, int]:
         places = [TopicPartition(topic, partition, which) for partition in known.partitions]
         found = consumer.offsets_for_times(places, timeout_s)
         for error in (each.error for each in found if each.error is not None):
             if error.code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
-                return None
+                return {}
             raise KafkaException(error)
         return {each.partition: each.offset for each in found}
 
