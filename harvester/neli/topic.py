@@ -21,7 +21,7 @@ from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
 _TIMEOUT_S = 5.0
 _LOOK_S = 0.5
-_UNTOLD = "Kafka does not tell the id of its cluster"
+_UNTOLD = "Kafka does not return the id of its cluster"
 
 _REMEDIES = {
     KafkaError.MSG_SIZE_TOO_LARGE: f"raise the topic's max.message.bytes to {LEAST_MESSAGE_BYTES} or more",
