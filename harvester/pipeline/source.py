@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harvester.errors import BrokerUnavailable
 from harvester.pipeline.errors import InputMissing
+from harvester.pipeline.session import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,6 +83,7 @@ def stream(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str],
     return spark.readStream.format("kafka").options(**options(kafka), **range_).load()
 
 
+_COMMON, _ADMIN = "org.apache.kafka.common", "org.apache.kafka.clients.admin"
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # Uuid.ZERO_UUID
 
 
@@ -88,7 +91,7 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # Uuid.ZERO_UUID
 class TopicAdmin:
     """Kafka's admin client for Java, by way of py4j: what it says of topics and their partitions."""
 
-    _jvm: Any
+    _java: Callable[[str], Any]
     _client: Any
 
     def names(self) -> set[str]:
@@ -109,36 +112,36 @@ class TopicAdmin:
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
         """Where their logs begin."""
-        return self._offsets(places, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
+        return self._offsets(places, self._java(f"{_ADMIN}.OffsetSpec").earliest())
 
     def latest(self, places: Iterable[Place], *, committed: bool = False) -> dict[Place, int]:
         """Where they end; `committed`: what stands before open transactions alone."""
-        return self._offsets(places, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest(), committed=committed)
+        return self._offsets(places, self._java(f"{_ADMIN}.OffsetSpec").latest(), committed=committed)
 
     def since(self, places: Iterable[Place], since: datetime, end: Mapping[Place, int]) -> dict[Place, int]:
         """The first offsets with this timestamp, or a later one; where there are none, those of `end`."""
-        spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(int(since.timestamp() * 1000))
+        spec = self._java(f"{_ADMIN}.OffsetSpec").forTimestamp(int(since.timestamp() * 1000))
         found = self._offsets(places, spec)
         return {place: end[place] if offset < 0 else min(offset, end[place]) for place, offset in found.items()}
 
     def compacted(self, topics: Iterable[str]) -> tuple[str, ...]:
         """Those of them that are compacted."""
-        kind = self._jvm.org.apache.kafka.common.config.ConfigResource
-        # A nested class, whose name Python cannot spell as an attribute of the outer one.
-        topic_type = self._jvm.org.apache.kafka.common.config.ConfigResource.Type.TOPIC
+        kind = self._java(f"{_COMMON}.config.ConfigResource")
+        topic_type = self._java(f"{_COMMON}.config.ConfigResource$Type").TOPIC
         named = {topic: kind(topic_type, topic) for topic in topics}
         configs = self._client.describeConfigs(list(named.values())).all().get()
         policies = {topic: str(configs[one].get("cleanup.policy").value()) for topic, one in named.items()}
         return tuple(topic for topic, policy in policies.items() if "compact" in policy)
 
     def _offsets(self, places: Iterable[Place], wanted: Any, *, committed: bool = False) -> dict[Place, int]:
-        level = self._jvm.org.apache.kafka.common.IsolationLevel
+        level = self._java(f"{_COMMON}.IsolationLevel")
         level = level.READ_COMMITTED if committed else level.READ_UNCOMMITTED
-        named = {place: self._jvm.org.apache.kafka.common.TopicPartition(*place) for place in places}
-        request = self._jvm.java.util.HashMap()
+        partition = self._java(f"{_COMMON}.TopicPartition")
+        named = {place: partition(*place) for place in places}
+        request = self._java("java.util.HashMap")()
         for one in named.values():
             request.put(one, wanted)
-        found = self._client.listOffsets(request, self._jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level))
+        found = self._client.listOffsets(request, self._java(f"{_ADMIN}.ListOffsetsOptions")(level))
         return {place: int(found.partitionResult(one).get().offset()) for place, one in named.items()}
 
 
@@ -147,14 +150,14 @@ def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterato
     """What the client raises becomes a BrokerUnavailable that names `wanted`."""
     from py4j.protocol import Py4JJavaError
 
-    jvm: Any = spark.sparkContext._jvm
-    properties = jvm.java.util.Properties()
+    java = partial(java_class, spark)
+    properties = java("java.util.Properties")()
     for name, value in {**_WAIT, **kafka}.items():
         properties.setProperty(name, value)
     try:
-        client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+        client = java(f"{_ADMIN}.AdminClient").create(properties)
         try:
-            yield TopicAdmin(jvm, client)
+            yield TopicAdmin(java, client)
         finally:
             client.close()
     except Py4JJavaError as error:

@@ -16,6 +16,9 @@ from pyspark.sql.types import TimestampType
 from harvester.pipeline import schemas
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.schemas import Table
+from harvester.pipeline.session import java_class
+
+_FILES = "org.apache.hadoop.fs"
 
 
 def listing(spark: SparkSession, path: str) -> list[str]:
@@ -33,7 +36,7 @@ def read_text(spark: SparkSession, path: str) -> str | None:
         return None
     stream = system.open(place)
     try:
-        return str(_jvm(spark).org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        return str(java_class(spark, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
     finally:
         stream.close()
 
@@ -56,10 +59,10 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
         finally:
             stream.close()
         return
-    aside = _jvm(spark).org.apache.hadoop.fs.Path(f"{path}.new")
+    aside = java_class(spark, f"{_FILES}.Path")(f"{path}.new")
     if system.getUri().getScheme() == "file":
         # Beside a local file Hadoop keeps another one with checksums, and would rename one after the other.
-        local = _jvm(spark).org.apache.hadoop.fs.FileSystem.getLocal(_configuration(spark))
+        local = java_class(spark, f"{_FILES}.FileSystem").getLocal(_configuration(spark))
         raw = local.getRawFileSystem()
         _fill(raw, aside, content)
         raw.delete(local.getChecksumFile(place), False)
@@ -67,10 +70,10 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
             raise OSError(f"{path}.new could not be renamed to {path}")
         return
     _fill(system, aside, content)
-    rename = _jvm(spark).org.apache.hadoop.fs.Options.Rename
+    rename = java_class(spark, f"{_FILES}.Options$Rename")
     overwrite = spark.sparkContext._gateway.new_array(rename, 1)  # type: ignore[union-attr]
     overwrite[0] = rename.OVERWRITE
-    context = _jvm(spark).org.apache.hadoop.fs.FileContext.getFileContext(system.getUri(), _configuration(spark))
+    context = java_class(spark, f"{_FILES}.FileContext").getFileContext(system.getUri(), _configuration(spark))
     context.rename(context.makeQualified(aside), context.makeQualified(place), overwrite)
 
 
@@ -99,20 +102,16 @@ def move(spark: SparkSession, source: str, target: str) -> None:
 def copy(spark: SparkSession, source: str, target: str) -> None:
     """Copies a directory to a name that nothing has."""
     (place, system), (to, there) = _open(spark, source), _open(spark, target)
-    _jvm(spark).org.apache.hadoop.fs.FileUtil.copy(system, place, there, to, False, _configuration(spark))
+    java_class(spark, f"{_FILES}.FileUtil").copy(system, place, there, to, False, _configuration(spark))
 
 
 def _open(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    place = _jvm(spark).org.apache.hadoop.fs.Path(path)
+    place = java_class(spark, f"{_FILES}.Path")(path)
     return place, place.getFileSystem(_configuration(spark))
 
 
 def _configuration(spark: SparkSession) -> Any:
     return spark.sparkContext._jsc.hadoopConfiguration()
-
-
-def _jvm(spark: SparkSession) -> Any:
-    return spark.sparkContext._jvm
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -218,12 +217,11 @@ def append(rows: DataFrame, root: str, name: str, transaction: tuple[str, int] |
 
 def last_written(spark: SparkSession, root: str, names: Iterable[str], owner: str) -> int | None:
     """The highest number of a transaction of the owner that one of these tables has, as `append` names them."""
-    jvm, found = _jvm(spark), list[int]()
-    none = jvm.scala.Option.empty()
+    found, none = list[int](), java_class(spark, "scala.Option").empty()
     for name in names:
         if not exists(spark, path := path_of(root, name)):
             continue
-        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+        log = java_class(spark, "org.apache.spark.sql.delta.DeltaLog").forTable(spark._jsparkSession, path)
         snapshot = log.update(False, none, none)
         # In a file beside the last commit. If that is missing, Delta reads all of the log, by two jobs.
         checksum = snapshot.checksumOpt()

@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -40,6 +39,7 @@ from harvester.pipeline.lake import recovery
 from harvester.pipeline.lake.silver import payload_table
 from harvester.pipeline.metrics.windows import KEYS, METRICS
 from harvester.pipeline.replay.job import DIRECTORY
+from harvester.pipeline.session import java_class
 
 _KEYED = ("silver", "repeats", "rejects", "current")
 _VACUUM = (
@@ -219,8 +219,8 @@ def _erased(spark: SparkSession, path: str, trace: Trace) -> ErasedTable:
     spark.sql(f"REORG TABLE {at} APPLY (PURGE)")
     spark.sql(f"VACUUM {at} RETAIN 0 HOURS")
     last = spark.sql(f"DESCRIBE HISTORY {at} LIMIT 1").select("version", "operationMetrics").collect()[0]
-    jvm: Any = spark.sparkContext._jvm
-    log, none = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path), jvm.scala.Option.empty()
+    log = java_class(spark, "org.apache.spark.sql.delta.DeltaLog").forTable(spark._jsparkSession, path)
+    none = java_class(spark, "scala.Option").empty()
     log.update(False, none, none)
     log.checkpoint()
     # Of the log before this version nothing is needed to read it. It has predicates, and bounds of columns.
