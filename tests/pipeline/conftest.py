@@ -12,7 +12,7 @@ from harvester.pipeline.session import SessionSettings, session, use_java
 from tests.support.drains import slice_drain
 from tests.support.object_store import bucket, s3a_jars
 from tests.support.spark_cluster import cluster
-from tests.support.sparks import INTERPRETED, LASTING, SMALL, compiled
+from tests.support.sparks import INTERPRETED, LASTING, SMALL, compiled, names_remembered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,8 @@ def spark() -> Iterator[SparkSession]:
     except SparkUnavailable as error:
         pytest.skip(error.message)
     jars = {"spark.jars": ",".join(map(str, s3a_jars()))}
-    with session(SessionSettings("tests", "local[2]", {**SMALL, **LASTING, **INTERPRETED, **jars})) as running:
+    settings = SessionSettings("tests", "local[2]", {**SMALL, **LASTING, **INTERPRETED, **jars})
+    with names_remembered(), session(settings) as running:
         yield running
 
 

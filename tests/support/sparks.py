@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +49,30 @@ _COMPILED = {
 def arguments(settings: Mapping[str, str]) -> list[str]:
     """The settings as spark-submit, and our jobs, take them."""
     return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+
+
+@contextmanager
+def names_remembered() -> Iterator[None]:
+    """Each name of Java is asked for once.
+
+    PySpark asks for its own again with every column and every list of them, and each time Java looks through all jars:
+    a tenth of what a batch costs.
+    """
+    from py4j.java_gateway import JavaClass, JavaMember, JavaPackage, JVMView
+
+    def remembering(ask: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def remembered(self: Any, name: str) -> Any:
+            found = ask(self, name)
+            if isinstance(found, JavaPackage | JavaClass | JavaMember):  # a field may change
+                self.__dict__[name] = found
+            return found
+
+        return remembered
+
+    with ExitStack() as patched:
+        for kind in (JVMView, JavaPackage, JavaClass):
+            patched.enter_context(mock.patch.object(kind, "__getattr__", remembering(kind.__getattr__)))
+        yield
 
 
 @contextmanager
