@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from harvester.origin import HEADER
-from harvester.pipeline import schemas, tables
+from harvester.pipeline import schemas, streaming, tables
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.ids import StoredIds
@@ -19,6 +23,7 @@ from harvester.pipeline.lake.job import LakeSettings, run
 from harvester.pipeline.origin_columns import bronze_columns
 
 from .harvested import Delivered
+from .servers import in_memory
 from .sparks import kafka_rows
 
 if TYPE_CHECKING:
@@ -55,10 +60,22 @@ class Oracle:
         return self._since[incarnation], str(incarnation), number
 
 
+_OWNER = "test"
+
+
+@cache
+def _empty(spark: SparkSession) -> Path:
+    """The tables of a lake that has read nothing. To make them takes longer than to write a batch."""
+    root = Path(tempfile.mkdtemp(prefix="harvester-lake-", dir=in_memory()))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    tables.prepare(spark, str(root), schemas.TABLES, _OWNER, HEADER)
+    return root
+
+
 def make_lake(spark: SparkSession, root: Path, *batches: Iterable[Mapping[str, Any]]) -> str:
     """A lake of these rows of Kafka (`kafka_rows`), without Kafka; returns its directory."""
-    tables.prepare(spark, str(root), schemas.TABLES, "test", HEADER)
-    batch = LakeBatch(spark, str(root), f"{root}/checkpoint", "test", HEADER, {})
+    shutil.copytree(_empty(spark), root, dirs_exist_ok=True)
+    batch = LakeBatch(spark, str(root), f"{root}/checkpoint", _OWNER, HEADER, {})
     for number, rows in enumerate(batches):
         batch.write(bronze_columns(kafka_rows(spark, rows)), number)
     return str(root)
@@ -81,11 +98,19 @@ class Lake:
         self.address = url or str(root)
         self.folds = True
         """False leaves out the fold at the end of `once`, which takes nearly as long as all else together."""
+        self.is_prepared = url is None
+        """The first `once` finds tables, as after a start that was cut off once it had made them; False: it makes them.
+
+        Unless there is something in the directory, or the checkpoint is elsewhere.
+        """
 
     def once(self, *topics: str, say: Callable[[str], None] = lambda _: None, **settings: Any) -> int:
         """`lake --once`; how many records it read."""
         kafka = {"bootstrap.servers": self.bootstrap}
         given: dict[str, Any] = {"compact_every": 0, "fold_s": 600.0 if self.folds else math.inf, **settings}
+        if self.is_prepared and "checkpoint" not in given and not self.root.exists():
+            shutil.copytree(_empty(self.spark), self.root)
+            streaming.store(self.spark, f"{self.root}/checkpoint", streaming.Manifest(_OWNER, "lake", topics, HEADER))
         return run(self.spark, LakeSettings(topics, self.address, kafka, once=True, **given), say=say)
 
     def rows(self, table: str, *columns: str) -> list[Any]:
