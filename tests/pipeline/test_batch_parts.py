@@ -18,6 +18,7 @@ from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch, ids_file, to_do_again
 from harvester.pipeline.lake.ids import StoredIds, Word
+from harvester.pipeline.lake.upkeep import fill_in
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.streaming import Range, parse
 from tests.support.lakes import first_deliveries, make_lake
@@ -145,6 +146,45 @@ def test_a_repeat_that_a_given_up_batch_has_left_alone_is_decided_anew(
     assert_rows(stored["silver"].select("id", "offset"), expected)
     expected = [{"id": one, "offset": at} for one, at in ((7, 21), (1, 22), (7, 30))]
     assert_rows(stored["repeats"].select("id", "offset"), expected)
+
+
+def test_what_a_given_up_batch_has_not_written_the_next_one_does(spark: SparkSession, tmp_path: Path) -> None:
+    """Cut off before each of its writes, one after the other. Kafka has all of it still."""
+    payload, refused = silver.from_ddl("n INT"), set[str]()
+    root = make_lake(spark, tmp_path / "lake", [{**origin(A, 1), "value": b"{}"}])
+    tables.prepare(spark, root, [silver.payload_table("orders", payload)], "test", HEADER)
+
+    def hit(here: str) -> None:
+        if here in refused:
+            raise InterruptedError(here)
+
+    def write(number: int, rows: list[dict[str, Any]]) -> None:
+        batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {"orders": payload}, hit)
+        batch.write(bronze_columns(kafka_rows(spark, rows)), number)
+
+    places = {101: "lake.repeats", 201: "lake.silver", 301: "lake.rejects", 401: "lake.json", 501: "lake.ids"}
+    for at, (first, place) in enumerate(places.items()):
+        named = [{**origin(A, one), "value": b"{}"} for one in (1, first, first + 1, first)]
+        strange = [{"value": b"{}"}, {**origin(A, first + 2), "value": b"["}]
+        rows = [{**row, "offset": first + offset} for offset, row in enumerate([*named, *strange])]
+        refused = {place}
+        with pytest.raises(InterruptedError):
+            write(number := 2 * at + 1, rows)
+        refused = set()
+        tables.write_text(spark, ids_file(f"{root}/checkpoint", number), to_do_again(number))
+        fill_in(spark, root, HEADER, "orders", payload, lambda _: None)
+        write(number + 1, [*rows, {**origin(A, first + 3), "value": b"{}", "offset": first + 50}])
+
+    def stored(name: str, *columns: str) -> list[tuple[Any, ...]]:
+        rows = spark.read.format("delta").load(f"{root}/{name}").select(*columns)
+        return sorted(tuple(row) for row in rows.collect())
+
+    new = [(one + more, one + offset) for one in places for more, offset in enumerate((1, 2, 5, 50))]
+    assert stored("silver", "id", "offset") == [(1, 0), *new]
+    assert stored("repeats", "id", "offset") == [*((1, one) for one in places), *((one, one + 3) for one in places)]
+    reasons = ((4, "no header"), (5, "bad payload"))
+    assert stored("rejects", "offset", "reason") == [(one + at, reason) for one in places for at, reason in reasons]
+    assert stored("json/orders", "id") == [(1,), *((one,) for one, _ in new if one - 2 not in places)]
 
 
 def origin(incarnation: UUID, number: int) -> dict[str, Any]:

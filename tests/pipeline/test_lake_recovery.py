@@ -16,13 +16,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from harvester.errors import HarvesterError
 from harvester.pipeline import source, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
-from harvester.pipeline.lake.erase import erase
+from harvester.pipeline.lake.erase import ErasedTable, Trace, erase
 from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, followed, resolve
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.streaming import Manifest, TopicLog
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import KEPT, SENT_MS, Delivered, Sent, Writer
 from tests.support.lakes import Lake, Oracle, assert_same
+from tests.support.longs import long
 from tests.support.wait import eventually
 
 if TYPE_CHECKING:
@@ -164,8 +165,12 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"{__name__}:hooks")
 
 
-WRITES = ("lake.repeats", "lake.silver", "lake.json", "lake.end")
-"""A batch may be cut off before each of these."""
+def cut_off_before(*others: str | None) -> list[Any]:
+    """A batch may be cut off before each of these, and the `others`.
+
+    What it has written then, the next one is given by hand in test_batch_parts, every day for each of them.
+    """
+    return ["lake.silver", *others, *(pytest.param(one, marks=long) for one in ("lake.repeats", "lake.json"))]
 
 
 def records(first: int, last: int, partition: int = 0) -> list[Sent]:
@@ -213,7 +218,7 @@ def assert_whole(lake: Lake, topic: str, oracle: Oracle) -> None:
 
 
 @pytest.mark.usefixtures("hooked")
-@pytest.mark.parametrize("interrupted", [None, *WRITES])
+@pytest.mark.parametrize("interrupted", cut_off_before(None, "lake.end"))
 def test_records_that_were_removed_before_they_were_read(
     lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, interrupted: str | None
 ) -> None:
@@ -250,6 +255,7 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
     lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
     kept, unwanted, gone, oracle = make_topic(1, KEPT), make_topic(1, KEPT), make_topic(1, KEPT), Oracle()
+    lake.folds = False
     for number, topic in enumerate((kept, unwanted, gone)):
         oracle.take(writer.send(topic, records(10 * number + 1, 10 * number + 6)))
     lake.once(kept, unwanted, gone)
@@ -277,13 +283,11 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
     assert lake.once(kept, recovery=Recovery(retire=(unwanted,))) == 0
     oracle.take(again := writer.send(kept, [one.again(3) for one in records(41, 44)]))
     assert lake.once(kept) == len(again)
-    lake.assert_holds(oracle)
     assert len(rows_of(lake, "losses")) == 1, "all of the other one had been read"
 
     # Named again, it is read again, and nothing of it is written once more.
     oracle.take(more := writer.send(unwanted, records(61, 63)))
     lake.once(kept, unwanted)
-    lake.assert_holds(oracle)
     oracle.take(again := writer.send(unwanted, [one.again(4) for one in (*records(51, 53), more[0].sent)]))
     assert lake.once(kept, unwanted) == len(again)
     lake.assert_holds(oracle)
@@ -298,77 +302,78 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
 
 
 @pytest.mark.usefixtures("hooked")
-@pytest.mark.parametrize(
-    ("lost", "interrupted"), [("manifest", None), ("offsets", None), ("all", None), *(("all", one) for one in WRITES)]
-)
+@pytest.mark.parametrize("interrupted", [*cut_off_before(None), pytest.param("lake.end", marks=long)])
 def test_a_lost_checkpoint_is_made_anew_from_the_tables(
-    lake: Lake, writer: Writer, make_topic: MakeTopic, lost: str, interrupted: str | None
+    lake: Lake, writer: Writer, make_topic: MakeTopic, interrupted: str | None
 ) -> None:
-    topic, oracle = make_topic(2, KEPT), Oracle()
-    lake.folds = lost == "all" and interrupted is None
+    """Also where only a part of it is lost, one after the other."""
+    topic, oracle, lake.folds = make_topic(2, KEPT), Oracle(), interrupted is None
     oracle.take([one for sent in batches(writer, lake, topic, interrupted) for one in sent])
     checkpoint, payloads = lake.root / "checkpoint", {topic: from_ddl("n INT")}
-    if lost == "all":
-        shutil.copytree(checkpoint, old := lake.root.parent / "old")
-        with pytest.raises(CheckpointMismatch, match="is not lost"):
-            lake.once(topic, payloads=payloads, recovery=ADOPT)
-        shutil.rmtree(checkpoint)
-    elif lost == "manifest":
-        (checkpoint / "harvester.json").write_text("{")
-    else:
-        shutil.rmtree(checkpoint / "offsets")
-        shutil.rmtree(checkpoint / "commits")
-        (checkpoint / "metadata").unlink()
-    before = lake.versions()
-    with pytest.raises((CheckpointMismatch, TableMismatch)) as caught:
-        lake.once(topic, payloads=payloads)
-    assert "--adopt" in str(caught.value.hint)
-    assert lake.versions() == before
-    more = writer.send(topic, [*(one.again(5) for one in records(1, 51) if not 15 <= one.id < 21), *records(60, 65)])
-    oracle.take(more)
-    told: list[str] = []
-    lake.once(topic, payloads=payloads, recovery=ADOPT, say=told.append)
-    assert (f"what is left of the checkpoint is in {checkpoint}." in "".join(told)) == (lost != "all")
-    oracle.take(again := writer.send(topic, [one.again(7) for one in records(1, 11)]))
+    shutil.copytree(checkpoint, old := lake.root.parent / "old")
+    with pytest.raises(CheckpointMismatch, match="is not lost"):
+        lake.once(topic, payloads=payloads, recovery=ADOPT)
+    for number, lost in enumerate(("manifest", "offsets", "all") if interrupted is None else ("all",)):
+        if lost == "all":
+            shutil.rmtree(checkpoint)
+        elif lost == "manifest":
+            (checkpoint / "harvester.json").write_text("{")
+        else:
+            shutil.rmtree(checkpoint / "offsets")
+            shutil.rmtree(checkpoint / "commits")
+            (checkpoint / "metadata").unlink()
+        before = lake.versions()
+        with pytest.raises((CheckpointMismatch, TableMismatch)) as caught:
+            lake.once(topic, payloads=payloads)
+        assert "--adopt" in str(caught.value.hint)
+        assert lake.versions() == before
+        again = [one.again(5 + number) for one in records(1, 51) if not 15 <= one.id < 21]
+        oracle.take(writer.send(topic, [*again, *records(60 + 5 * number, 65 + 5 * number)]))
+        told: list[str] = []
+        lake.once(topic, payloads=payloads, recovery=ADOPT, say=told.append)
+        assert (f"what is left of the checkpoint is in {checkpoint}." in "".join(told)) == (lost != "all")
+    oracle.take(again := writer.send(topic, [one.again(9) for one in records(1, 11)]))
     assert lake.once(topic, payloads=payloads) == len(again)
     assert_whole(lake, topic, oracle)
     assert lake.table("losses").isEmpty()
-    if lost == "all":
-        with pytest.raises(TableMismatch, match="another checkpoint"):
-            lake.once(topic, checkpoint=str(old))
+    with pytest.raises(TableMismatch, match="another checkpoint"):
+        lake.once(topic, checkpoint=str(old))
 
 
-@pytest.mark.parametrize("lost", ["all but an old copy", "offsets alone"])
 def test_a_checkpoint_that_is_older_than_its_tables_is_refused(
-    lake: Lake, writer: Writer, make_topic: MakeTopic, lost: str
+    lake: Lake, writer: Writer, make_topic: MakeTopic
 ) -> None:
-    """Its batches would bear numbers that the tables have, and write nothing."""
+    """Its batches would bear numbers that the tables have, and write nothing. One without offsets, and an old copy."""
     topic, oracle, lake.folds = make_topic(1, KEPT), Oracle(), False
     checkpoint, copy = lake.root / "checkpoint", lake.root.parent / "copy"
-    for number in (10, 20, 30):
+    for number in (10, 20):
         oracle.take(writer.send(topic, records(number, number + 5)))
         lake.once(topic)
         if not copy.exists():
             shutil.copytree(checkpoint, copy)
-    if lost == "offsets alone":
-        shutil.rmtree(checkpoint / "offsets")
-    else:
-        shutil.rmtree(checkpoint)
-        copy.rename(checkpoint)
     oracle.take(writer.send(topic, records(40, 45)))
     before = lake.versions()
-    with pytest.raises(CheckpointMismatch, match=r"older than its tables.* they have batch 2") as caught:
-        lake.once(topic)
-    assert "--adopt" in str(caught.value.hint)
+    for lost, known in ((checkpoint / "offsets", "knows of no batch"), (checkpoint, "ends with batch 0")):
+        shutil.rmtree(lost)
+        if lost == checkpoint:
+            copy.rename(checkpoint)
+        with pytest.raises(CheckpointMismatch, match=f"older than its tables: it {known}, .* have batch 1") as caught:
+            lake.once(topic)
+        assert "--adopt" in str(caught.value.hint)
     assert lake.versions() == before
     assert lake.once(topic, recovery=ADOPT) == 5 + 5
     lake.assert_holds(oracle)
 
 
 def test_an_adopted_lake_gives_no_number_again_that_counts_as_folded(
-    lake: Lake, writer: Writer, make_topic: MakeTopic
+    lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that the last batch has written was erased since."""
+    """All that the last batch has written was erased since; files of earlier versions do not matter here."""
+
+    def deleted(spark: SparkSession, path: str, trace: Trace) -> ErasedTable:
+        return ErasedTable(spark.sql(trace.removal(path)).collect()[0][0], 0, None)
+
+    monkeypatch.setattr("harvester.pipeline.lake.erase._erased", deleted)
     topic, oracle = make_topic(1, KEPT), Oracle()
     for number, key in enumerate((b"a", b"b")):
         oracle.take(writer.send(topic, [Sent(number, key, partition=0)]))
@@ -388,30 +393,31 @@ def make_anew(admin: AdminClient, topic: str) -> None:
     admin.create_topics([NewTopic(topic, 1, 1, config=KEPT)])[topic].result(30)
 
 
-@pytest.mark.parametrize("count", [2, 9])
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning_once(
-    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, count: int
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
     """It may have fewer records than were read of the old one, or more; later the checkpoint is lost."""
-    topic, oracle = make_topic(1, KEPT), Oracle()
+    topic, oracle, anew = make_topic(1, KEPT), Oracle(), writer
     oracle.take(writer.send(topic, records(1, 6)))
     lake.once(topic)
-    make_anew(admin, topic)
-    anew = Writer(lake.bootstrap)
-    oracle.take(anew.send(topic, records(11, 11 + count)))
-    before = lake.versions()
-    with pytest.raises(InputMissing, match=rf"{topic}\[0\] from offset 5 on; {topic} was deleted and made anew"):
-        lake.once(topic)
-    assert lake.versions() == before
-    assert lake.once(topic, recovery=ACCEPT) == count
-    lake.assert_holds(oracle)
+    for read, first, last in ((5, 11, 13), (2, 21, 30)):
+        make_anew(admin, topic)
+        anew = Writer(lake.bootstrap)
+        oracle.take(anew.send(topic, records(first, last)))
+        before = lake.versions()
+        with pytest.raises(
+            InputMissing, match=rf"{topic}\[0\] from offset {read} on; {topic} was deleted and made anew"
+        ):
+            lake.once(topic)
+        assert lake.versions() == before
+        assert lake.once(topic, recovery=ACCEPT) == last - first
     shutil.rmtree(lake.root / "checkpoint")
     oracle.take(anew.send(topic, records(31, 33)))
     assert lake.once(topic, recovery=Recovery(accept_loss=True, adopt=True)) == 2
-    oracle.take(anew.send(topic, [one.again(1) for one in records(11, 13)]))
+    oracle.take(anew.send(topic, [one.again(1) for one in records(21, 23)]))
     assert lake.once(topic) == 2
     lake.assert_holds(oracle)
-    assert rows_of(lake, "losses") == [(topic, 0, 5, None)]
+    assert rows_of(lake, "losses") == [(topic, 0, 2, None), (topic, 0, 5, None)]
 
     # And both at once.
     shutil.rmtree(lake.root / "checkpoint")
@@ -467,6 +473,7 @@ def test_a_new_lake_that_was_cut_off_before_its_tables_begins_where_it_was_told_
     lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, oracle = make_topic(1, KEPT), Oracle()
+    lake.folds = lake.is_prepared = False
     writer.send(topic, records(1, 6))
     oracle.take(writer.send(topic, [one.again(2) for one in records(6, 9)]))
     with monkeypatch.context() as patched:
@@ -483,6 +490,7 @@ def cut_short(*_: Any) -> None:
 
 def test_a_new_lake_starts_at_a_time_and_no_other_does(lake: Lake, writer: Writer, make_topic: MakeTopic) -> None:
     topic, oracle = make_topic(2, KEPT), Oracle()
+    lake.folds = lake.is_prepared = False
     writer.send(topic, records(1, 6))
     oracle.take(writer.send(topic, [one.again(2) for one in records(6, 9)]))
     at = datetime.fromtimestamp(SENT_MS / 1000 + 3600, UTC)
@@ -498,7 +506,7 @@ def test_a_new_lake_starts_at_a_time_and_no_other_does(lake: Lake, writer: Write
 def test_a_topic_that_is_added_may_have_lost_its_beginning(
     lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
-    topic, old, oracle = make_topic(1, KEPT), make_topic(1, KEPT), Oracle()
+    topic, old, oracle, lake.folds = make_topic(1, KEPT), make_topic(1, KEPT), Oracle(), False
     oracle.take(writer.send(topic, records(1, 4)))
     lake.once(topic)
     sent = writer.send(old, records(4, 10))
@@ -510,7 +518,7 @@ def test_a_topic_that_is_added_may_have_lost_its_beginning(
 
 
 @pytest.mark.usefixtures("hooked")
-@pytest.mark.parametrize("interrupted", [None, "lake.silver"])
+@pytest.mark.parametrize("interrupted", [pytest.param(None, marks=long), "lake.silver"])
 def test_columns_that_are_asked_for_later_are_filled_in_from_silver(
     lake: Lake, writer: Writer, make_topic: MakeTopic, interrupted: str | None
 ) -> None:
