@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -20,10 +20,11 @@ from harvester_cli.main import main
 from harvester.errors import BrokerUnavailable, DatabaseUnavailable, ExitCode, SchemaError
 from harvester.origin import HEADER
 from harvester.pipeline import streaming
+from harvester.pipeline.audit import checks, inputs, sequences
 from harvester.pipeline.audit.inputs import half_written, topic_bounds
-from harvester.pipeline.audit.job import AuditSettings, run
-from harvester.pipeline.audit.report import AuditReport
-from harvester.pipeline.audit.schemas import FINDINGS_TABLE
+from harvester.pipeline.audit.job import AuditSettings, collect_findings, run
+from harvester.pipeline.audit.report import AuditReport, FindingGroup
+from harvester.pipeline.audit.schemas import FINDINGS_TABLE, Severity
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.lake.batch import LakeBatch, batch_name, to_do_again
 from harvester.pipeline.origin_columns import bronze_columns
@@ -31,7 +32,7 @@ from harvester.pipeline.schemas import LOSSES_TABLE
 from harvester.pipeline.source import Place
 from harvester.pipeline.streaming import Plan
 from tests.conftest import MakeTopic
-from tests.support.audits import Scene, Sent, at, numbered
+from tests.support.audits import Scene, Sent, at, history, numbered
 from tests.support.lakes import make_lake
 from tests.support.outboxes import poor_role
 from tests.support.servers import Servers
@@ -73,7 +74,11 @@ def settings(scene: Scene, **more: Any) -> AuditSettings:
 
 def findings(report: AuditReport) -> list[tuple[str, str, int, list[int | None]]]:
     """Kind, severity, count, and the ids of the examples."""
-    return [(one.kind, one.severity, one.count, [example.id for example in one.examples]) for one in report.found]
+    return listed(report.found)
+
+
+def listed(found: Iterable[FindingGroup]) -> list[tuple[str, str, int, list[int | None]]]:
+    return [(one.kind, one.severity, one.count, [example.id for example in one.examples]) for one in found]
 
 
 @pytest.fixture
@@ -224,10 +229,7 @@ def test_a_loss_that_a_lake_was_allowed_to_go_on_without_is_accepted_as_far_as_i
     root = make_lake(spark, tmp_path, rows)
 
     def audited(*losses: tuple[int, int | None]) -> AuditReport:
-        rows = spark.createDataFrame(
-            [(scene.topic, 0, first, end, at(0)) for first, end in losses], LOSSES_TABLE.schema
-        )
-        rows.write.format("delta").mode("overwrite").save(f"{root}/losses")
+        note(spark, root, scene.topic, *losses)
         return run(spark, settings(scene, topics=(), lake=root))
 
     lost, gap = ("lost", "violation", 1, [36]), ("gap in a lane", "violation", 1, [None])
@@ -236,34 +238,74 @@ def test_a_loss_that_a_lake_was_allowed_to_go_on_without_is_accepted_as_far_as_i
     assert findings(report) == [lost, gap, accepted]
     assert report.figures["accepted"] == 5
     assert audited((25, 29), (36, None)).answer() == "Nothing broke a guarantee; 7 are accepted losses."
-    # Offsets of less than what is missing there, those of another time, and both: their rooms do not add up.
+
+
+def test_a_loss_has_no_room_for_more_than_it_had(spark: SparkSession, tmp_path: Path) -> None:
+    """Offsets of less than what is missing there, those of another time, and both: their rooms do not add up."""
+    sent = numbered(replace(one, partition=0, lane=0, seconds=300 * one.seconds) for one in clean())
+    there = [one for one in sent if one.id not in (25, 26, 27, 28, 36)]
+    root = make_lake(spark, tmp_path, [one.row() | {"offset": one.id} for one in there])
+    past = history(
+        spark,
+        *({"id": one.id, "at": at(one.seconds + 0.1), "created_at": at(one.seconds - one.took_s)} for one in sent),
+    )
+    records = inputs.trimmed(inputs.from_lake(spark, root, None).bronze, None, None, "").localCheckpoint()
+    marked = checks.marked(records).localCheckpoint()
+    scope = checks.AuditScope(("orders",))
+    found = checks.found(checks.archived(past, scope), marked).localCheckpoint()
+    numbers = sequences.numbers(marked, sequences.given_up(past, records))
+    last = sequences.last_streams(checks.streams(marked))
+    gaps = sequences.gaps(numbers, last, None, None).localCheckpoint()
+
+    def judged(*losses: tuple[int, int | None]) -> list[tuple[str, str, int, list[int | None]]]:
+        note(spark, root, "orders", *losses)
+        noted = inputs.lake_notes(spark, root, records, None).losses
+        assert len(noted) == len(losses)
+        missing = checks.lost(found, replace(scope, losses=noted))
+        return listed(collect_findings(missing.unionByName(sequences.open_gaps(gaps, Severity.VIOLATION, noted))))
+
+    assert ("accepted loss", "accepted", 5, [25, 26, 27, 28, None]) in judged((25, 29))
     for others in ([(25, 28)], [(5, 10)], [(25, 28), (5, 10)]):
-        assert findings(audited(*others)) == [
+        assert judged(*others) == [
             ("lost", "violation", 5, [25, 26, 27, 28, 36]), ("gap in a lane", "violation", 2, [None, None]),
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("whole", "missing"), [(20, "silver"), (20, "repeats"), (0, "silver")])
+def note(spark: SparkSession, root: str, topic: str, *losses: tuple[int, int | None]) -> None:
+    """The table `losses` has these offsets, and no others."""
+    rows = spark.createDataFrame([(topic, 0, first, end, at(0)) for first, end in losses], LOSSES_TABLE.schema)
+    rows.write.format("delta").mode("overwrite").save(f"{root}/losses")
+
+
+@pytest.mark.parametrize("whole", [20, 0])
 def test_a_batch_that_is_half_written_is_not_judged(
-    scene: Scene, spark: SparkSession, tmp_path: Path, whole: int, missing: str
+    scene: Scene, spark: SparkSession, tmp_path: Path, whole: int
 ) -> None:
     """What one of its tables has, makes the other one's records seem lost, or their numbers missing."""
     given = [replace(one, partition=0, lane=0) for one in slowly(clean())]
     again = replace(given[9], seconds=90 * 30.5, term=2, producer=9)  # it has no key
     sent = scene.own([*given[:30], again, *given[30:]])
     scene.archive([*sent[:30], *sent[31:]])
-    root = make_lake(spark, tmp_path, *([[one.row() for one in sent[:whole]]] if whole else []))
-    streaming.store(spark, f"{root}/checkpoint", streaming.Manifest("test", "lake", (scene.topic,), HEADER))
     rest = [*sent[whole:], Sent(0, seconds=90 * 50, header=False, topic=scene.topic)]
     rows = [one.row() | {"offset": whole + number} for number, one in enumerate(rest)]
 
-    def hit(place: str) -> None:
-        if place == f"lake.{missing}":
-            raise InterruptedError(place)
+    def cut_off(missing: str) -> str:
+        root = make_lake(spark, tmp_path / missing, *([[one.row() for one in sent[:whole]]] if whole else []))
+        streaming.store(spark, f"{root}/checkpoint", streaming.Manifest("test", "lake", (scene.topic,), HEADER))
 
-    batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, hit)
-    with pytest.raises(InterruptedError):
-        batch.write(bronze_columns(kafka_rows(spark, rows)), 1 if whole else 0)
+        def hit(place: str) -> None:
+            if place == f"lake.{missing}":
+                raise InterruptedError(place)
+
+        batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, hit)
+        with pytest.raises(InterruptedError):
+            batch.write(bronze_columns(kafka_rows(spark, rows)), 1 if whole else 0)
+        return root
+
+    for missing in ("repeats", "silver"):
+        root = cut_off(missing)
+        assert spark.read.format("delta").load(f"{root}/rejects").count() == 1
+        assert inputs.from_lake(spark, root, None).bronze.count() == whole
     report = run(spark, settings(scene, topics=(), lake=root))
     assert findings(report) == []
     # What was purged within the last minute, or later, is not judged.
@@ -298,10 +340,10 @@ def test_what_a_lake_has_not_read_yet_is_only_suspect(
     kafka = {"bootstrap.servers": scene.bootstrap}
     whole = topic_bounds(spark, kafka, [scene.topic]).end
 
-    def audited(ends: dict[Place, int], *topics: str, **more: Any) -> tuple[dict[tuple[str, str], int], bool]:
+    def audited(ends: dict[Place, int], *topics: str) -> tuple[dict[tuple[str, str], int], bool]:
         streaming.store(spark, f"{root}/checkpoint", streaming.Manifest("test", "lake", (scene.topic, *topics), HEADER))
         streaming.go_on(spark, f"{root}/checkpoint", Plan(0, ends))
-        report = run(spark, settings(scene, topics=(), lake=root, **more))
+        report = run(spark, settings(scene, topics=(), lake=root))
         told = [line for line in report.not_judged if "may not have read so far" in line]
         return {(one.kind, one.severity): one.count for one in report.found}, bool(told)
 
@@ -311,13 +353,16 @@ def test_what_a_lake_has_not_read_yet_is_only_suspect(
     suspect = {(lost, "suspect"): len(unread), (gap, "suspect"): holes}
     assert audited({**whole, (scene.topic, 2): 7}) == (suspect, True)
 
-    # A topic that was added a moment ago. Where the brokers do not answer, it is known by having no records.
+    # A topic that was added a moment ago.
     added = Sent(101, seconds=300, topic=other, incarnation=scene.incarnation, lane=7)
     scene.deliver([added])
     scene.archive([added])
     found = {(lost, "violation"): len(unread), (lost, "suspect"): 1, (gap, "suspect"): holes}
     assert audited({**whole}, other) == (found, True)
-    assert audited({**whole}, other, kafka={"bootstrap.servers": "127.0.0.1:1"}) == (found, True)
+    # Where the brokers do not answer, it is known by having no records.
+    given, read = inputs.from_lake(spark, root, None), [(scene.topic, number) for number in range(3)]
+    for asked in (kafka, {"bootstrap.servers": "127.0.0.1:1"}):
+        assert inputs.behind(spark, asked, given, read, at(3600)) == {other}
 
 
 def test_which_batches_of_a_lake_are_whole(spark: SparkSession, tmp_path: Path) -> None:
