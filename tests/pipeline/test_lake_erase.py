@@ -22,7 +22,7 @@ from harvester.claim_check.reference import HEADER as CLAIM_CHECK
 from harvester.errors import ExitCode, HarvesterError
 from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.lake.batch import LakeBatch
-from harvester.pipeline.lake.erase import Certificate, erase
+from harvester.pipeline.lake.erase import Certificate, traces_of_other_jobs
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.metrics import job as metrics
 from harvester.pipeline.replay import job as replay
@@ -143,7 +143,7 @@ def test_an_erased_key_leaves_nothing_but_a_certificate(
                 (number, scene.incarnation, topic, key.decode()),
             )
         connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (30, %s, %s)", (topic, KEY.decode()))
-    digits, root, kafka = KEY.hex().upper(), str(lake.root), {"bootstrap.servers": servers.bootstrap}
+    root, kafka = str(lake.root), {"bootstrap.servers": servers.bootstrap}
     metrics.run(spark, metrics.MetricsSettings((topic, other), root, kafka, once=True))
     run(spark, AuditSettings(lake=root, kafka=kafka, to=root))
     request = ReplayRequest(Selection(keys=(KEY, b"customer-8")), Destination(topic=make_topic(1)))
@@ -183,30 +183,33 @@ def test_an_erased_key_leaves_nothing_but_a_certificate(
     assert [one.kind for one in report.found] == []
     assert report.figures["delivered"] == len(ours) + 1
 
-    code, out, said = command(*args, "--key", KEY.decode(), "--no-database")
-    assert code == ExitCode.OK, said
-    again = json.loads(out)
-    with_it = {"silver", "current", f"json/{other}", "metrics", "metrics_keys"}
-    assert {name for name, one in again["tables"].items() if one["rows"]} == with_it
-    assert again["database"] is None
-    assert told_of(lake.root, NAME, KEY.decode(), digits, IN_BASE64, "Carol", "Bob") == {"Bob"}
-    oracle.bronze = [one for one in oracle.bronze if one.sent.key != KEY]
-    oracle.silver = {name: one for name, one in oracle.silver.items() if one.sent.key != KEY}
+    # And it goes on.
     oracle.take(writer.send(topic, [replace(ours[0], id=11), ours[0].again(3)]))
     lake.once(topic, other, payloads=payloads)
     lake.assert_holds(oracle)
 
 
-def test_what_the_archive_lists_on_is_not_taken_for_lost(
-    spark: SparkSession, servers: Servers, database: str, make_topic: MakeTopic, tmp_path: Path
+def test_a_key_is_erased_from_all_topics_and_what_the_archive_lists_on_is_not_taken_for_lost(
+    spark: SparkSession, servers: Servers, database: str, make_topic: MakeTopic, tmp_path: Path, command: Command
 ) -> None:
-    """But no more of it than was erased."""
-    topic, lake = make_topic(1, KEPT), Lake(spark, tmp_path / "lake", servers.bootstrap)
+    """But no more of it than was erased. Repeated, it finds what has come since."""
+    topic, other = make_topic(1, KEPT), make_topic(1, KEPT)
+    lake, writer = Lake(spark, tmp_path / "lake", servers.bootstrap), Writer(servers.bootstrap)
     scene = Scene(database, servers.bootstrap, topic)
     sent = [Sent(0, b"a"), Sent(1, KEY), Sent(2, b"a"), Sent(3, KEY), Sent(4, b"a").again(2)]
-    Writer(servers.bootstrap).send(topic, [replace(one, incarnation=scene.incarnation) for one in sent])
-    lake.once(topic)
-    erase(spark, str(lake.root), KEY)
+    elsewhere = [Sent(number, KEY, value_of("Carol")) for number in (5, 6)]
+    for rows in ((sent[:3], elsewhere[:1]), (sent[3:], elsewhere[1:])):
+        for name, records in zip((topic, other), rows, strict=True):
+            writer.send(name, [replace(one, incarnation=scene.incarnation) for one in records])
+        lake.once(topic, other, payloads={other: from_ddl("who STRING")})
+        code, out, said = command("--lake", str(lake.root), "--key", KEY.decode(), "--no-database")
+        assert code == ExitCode.OK, said
+        certificate = json.loads(out)
+        assert {name for name, one in certificate["tables"].items() if one["rows"]} == {
+            "silver", "current", f"json/{other}"
+        }  # fmt: skip
+        assert certificate["database"] is None
+        assert told_of(lake.root, "Carol", KEY.decode(), KEY.hex().upper(), IN_BASE64) == set()
 
     def audited(*ids: int) -> list[tuple[str, list[int | None]]]:
         with psycopg.connect(database, autocommit=True) as connection:
@@ -220,7 +223,17 @@ def test_what_the_archive_lists_on_is_not_taken_for_lost(
         return [(one.severity, [example.id for example in one.examples]) for one in report.found]
 
     assert audited(*range(5)) == [("accepted", [1, 3])]
-    assert audited(5) == [("violation", [1, 3, 5])]
+    assert audited(7) == [("violation", [1, 3, 7])]
+
+
+def test_what_other_jobs_have_of_a_key_is_found_in_all_topics_or_in_some() -> None:
+    everywhere, some = traces_of_other_jobs(KEY, ""), traces_of_other_jobs(KEY, " AND topic IN ('a')")
+    assert everywhere["metrics_keys"].where == f"key = X'{KEY.hex()}'"
+    assert everywhere["metrics"].where == f"hottest_key = X'{KEY.hex()}'"
+    assert everywhere.pop("audits") == some.pop("audits")
+    assert {name: f"{trace.where} AND topic IN ('a')" for name, trace in everywhere.items()} == {
+        name: trace.where for name, trace in some.items()
+    }
 
 
 def test_what_cannot_be_erased_is_refused_before_anything_is(
