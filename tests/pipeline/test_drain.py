@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600), pytest.mark.usefixtures("compiled_queries")]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
 TABLE = OutboxTable.parse("outbox")
 LEASE = timedelta(seconds=30)  # long beside what a busy machine may take
@@ -103,6 +103,7 @@ def ids(log: list[Published]) -> list[int]:
     return [one.id for one in found if one is not None]
 
 
+@pytest.mark.usefixtures("compiled_queries")
 def test_a_backlog_arrives_once_and_in_order(scene: Scene, topic: str) -> None:
     with psycopg.connect(scene.dsn, autocommit=True) as connection:
         schema.init(connection, TABLE, archive=True)
