@@ -165,7 +165,7 @@ def test_what_a_given_up_batch_has_not_written_the_next_one_does(spark: SparkSes
     places = {101: "lake.repeats", 201: "lake.silver", 301: "lake.rejects", 401: "lake.json", 501: "lake.ids"}
     for at, (first, place) in enumerate(places.items()):
         named = [{**origin(A, one), "value": b"{}"} for one in (1, first, first + 1, first)]
-        strange = [{"value": b"{}"}, {**origin(A, first + 2), "value": b"["}]
+        strange: list[dict[str, Any]] = [{"value": b"{}"}, {**origin(A, first + 2), "value": b"["}]
         rows = [{**row, "offset": first + offset} for offset, row in enumerate([*named, *strange])]
         refused = {place}
         with pytest.raises(InterruptedError):
