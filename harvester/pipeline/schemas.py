@@ -5,9 +5,8 @@ Each statement has the same effect whether it runs once or again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date
 
 from pyspark.sql.types import (
     ArrayType,
@@ -91,7 +90,7 @@ Kafka's time; NULL for the others.
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A Delta table of a lake: its directory, columns and what it is partitioned by.
+    """A table of a lake: its directory, columns and what it is partitioned by.
 
     `bounded`: of which columns each file's smallest and largest value is kept, to leave out files by; empty means of
     all. Each of them costs every record that is written.
@@ -154,18 +153,18 @@ def _compare(
     problems += [f"{'.'.join((*path, field.name))} takes no NULL" for field in have.values() if not field.nullable]
 
 
-def create(path: str, table: Table, properties: Mapping[str, str]) -> str:
-    """The table, unless it is there."""
+def create(at: str, kind: str, table: Table, properties: Mapping[str, str]) -> str:
+    """The table, of this format, unless it is there."""
     columns = ", ".join(f"{quote(field.name)} {kind_of(field.dataType)}" for field in table.schema)
     partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
     listed = ", ".join(f"{text(name)} = {text(value)}" for name, value in properties.items())
-    return f"CREATE TABLE IF NOT EXISTS {at(path)} ({columns}) USING DELTA{partitioned} TBLPROPERTIES ({listed})"
+    return f"CREATE TABLE IF NOT EXISTS {at} ({columns}) USING {kind}{partitioned} TBLPROPERTIES ({listed})"
 
 
-def add_columns(path: str, additions: Iterable[Addition]) -> str:
+def add_columns(at: str, additions: Iterable[Addition]) -> str:
     """Columns at the end of the table, or of one of its structs; NULL in what is there."""
     listed = ", ".join(f"{'.'.join(map(quote, one.path))} {kind_of(one.kind)}" for one in additions)
-    return f"ALTER TABLE {at(path)} ADD COLUMNS ({listed})"
+    return f"ALTER TABLE {at} ADD COLUMNS ({listed})"
 
 
 def kind_of(kind: DataType) -> str:
@@ -182,23 +181,23 @@ def kind_of(kind: DataType) -> str:
 _AGE = "since, incarnation, id"
 
 
-def merge_states(path: str, states: str) -> str:
+def merge_states(at: str, states: str) -> str:
     """Takes the rows of a query with the columns of CURRENT that are younger than the table's, or of another key."""
     younger = " > ".join(f"struct({', '.join(f'{side}.{name}' for name in _AGE.split(', '))})" for side in "st")
     changes = ", ".join(f"t.{quote(name)} = s.{quote(name)}" for name in CURRENT.names)
     columns = ", ".join(map(quote, CURRENT.names))
     values = ", ".join(f"s.{quote(name)}" for name in CURRENT.names)
     return (
-        f"MERGE INTO {at(path)} t USING ({states}) s ON t.topic = s.topic AND t.key = s.key"
+        f"MERGE INTO {at} t USING ({states}) s ON t.topic = s.topic AND t.key = s.key"
         f" WHEN MATCHED AND {younger} THEN UPDATE SET {changes}"
         f" WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
     )
 
 
-def merge_losses(path: str, losses: str) -> str:
+def merge_losses(at: str, losses: str) -> str:
     """Takes the rows of a view with the columns of LOSSES but for the last; those that begin alike are one."""
     return (
-        f"MERGE INTO {at(path)} t USING {losses} s ON t.topic = s.topic AND t.partition = s.partition AND"
+        f"MERGE INTO {at} t USING {losses} s ON t.topic = s.topic AND t.partition = s.partition AND"
         " t.first_offset = s.first_offset WHEN MATCHED THEN UPDATE SET t.end_offset = s.end_offset"
         f" WHEN NOT MATCHED THEN INSERT ({', '.join(LOSSES.names)}) VALUES (s.topic, s.partition, s.first_offset,"
         " s.end_offset, current_timestamp())"
@@ -212,22 +211,18 @@ def keep_latest(repeats: str, silver: str, since: str) -> str:
     """
     place = "topic, partition, offset, timestamp"
     rows = " UNION ALL ".join(
-        f"SELECT {place}, batch FROM {at(path)} WHERE batch >= {text(since)}" for path in (repeats, silver)
+        f"SELECT {place}, batch FROM {table} WHERE batch >= {text(since)}" for table in (repeats, silver)
     )
     same = " AND ".join(f"t.{name} = s.{name}" for name in place.split(", "))
     return (
-        f"MERGE INTO {at(repeats)} t USING (SELECT {place}, max(batch) AS batch FROM ({rows}) GROUP BY {place}) s"
+        f"MERGE INTO {repeats} t USING (SELECT {place}, max(batch) AS batch FROM ({rows}) GROUP BY {place}) s"
         f" ON {same} AND t.batch >= {text(since)} AND t.batch < s.batch WHEN MATCHED THEN DELETE"
     )
 
 
-def compact(path: str, before: date | None = None) -> str:
-    """Small files into large ones, of days before this one. What they replace stays until the user's VACUUM."""
-    return f"OPTIMIZE {at(path)}" + ("" if before is None else f" WHERE day < DATE'{before}'")
+# -- views. Columns of these names are those of the stored tables, and `at` has the tables by their names.
 
-
-# -- views. Columns of these names are those of the stored tables.
-
+At = Callable[[str], str]
 _DAY_US = 86_400_000_000
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 """Of the years 1 to 9999, which is what a timestamp can have."""
@@ -266,11 +261,11 @@ def deliveries(source: str, header: str) -> str:
     return f"SELECT {_listed(DELIVERIES, made)} FROM {source}"
 
 
-def bronze(root: str, header: str, before: str | None = None) -> str:
+def bronze(at: At, header: str, before: str | None = None) -> str:
     """A query for BRONZE: every record, each once, whichever table holds it. `before`: of batches before this one."""
 
     def stored(table: str) -> str:
-        rows = at(f"{root}/{table}")
+        rows = at(table)
         return rows if before is None else f"(SELECT * FROM {rows} WHERE coalesce(batch < {text(before)}, true))"
 
     of_silver = {"day": _DAY, "problem": "CAST(NULL AS STRING)"}
@@ -284,29 +279,29 @@ def bronze(root: str, header: str, before: str | None = None) -> str:
     return " UNION ALL ".join([*parts, f"SELECT {_listed(BRONZE, of_rejects)} FROM {rejects}"])
 
 
-def current(root: str, header: str, after: str | None = None) -> str:
+def current(at: At, header: str, after: str | None = None) -> str:
     """A query for CURRENT: the table's states, and those of silver's batches behind `after`, up to which it has them.
 
     None: of all batches. An earlier one than that gives the same states.
     """
-    states = f"SELECT {_listed(CURRENT, {})} FROM {at(f'{root}/current')}"
-    return _youngest(f"{states} UNION ALL {_states(root, header, after)}")
+    states = f"SELECT {_listed(CURRENT, {})} FROM {at('current')}"
+    return _youngest(f"{states} UNION ALL {_states(at, header, after)}")
 
 
-def folded(root: str, header: str, after: str | None) -> str:
+def folded(at: At, header: str, after: str | None) -> str:
     """A query for CURRENT: the states in silver's batches behind `after` alone."""
-    return _youngest(_states(root, header, after))
+    return _youngest(_states(at, header, after))
 
 
-def _states(root: str, header: str, after: str | None = None) -> str:
+def _states(at: At, header: str, after: str | None = None) -> str:
     behind = "" if after is None else f" AND batch > {text(after)}"
     return (
-        f"SELECT {_listed(CURRENT, {'deleted': 'tombstone'})} FROM ({deliveries(at(f'{root}/silver'), header)})"
-        f" JOIN {at(f'{root}/incarnations')} USING (incarnation) WHERE key IS NOT NULL{behind}"
+        f"SELECT {_listed(CURRENT, {'deleted': 'tombstone'})} FROM ({deliveries(at('silver'), header)})"
+        f" JOIN {at('incarnations')} USING (incarnation) WHERE key IS NOT NULL{behind}"
     )
 
 
-def history(root: str, header: str) -> str:
+def history(at: At, header: str) -> str:
     """A query for HISTORY. States of a key follow each other without a gap, in the order in which they came about.
 
     A row that was created before its predecessor, by the clock, counts from that one's time on. What has no time of
@@ -314,7 +309,7 @@ def history(root: str, header: str) -> str:
     """
     key = "PARTITION BY topic, key ORDER BY " + _AGE
     begun = f"max(coalesce(created_at, timestamp)) OVER ({key} ROWS UNBOUNDED PRECEDING)"
-    dated = f"SELECT *, {begun} AS valid_from FROM ({_states(root, header)})"
+    dated = f"SELECT *, {begun} AS valid_from FROM ({_states(at, header)})"
     return f"SELECT {_listed(HISTORY, {'valid_to': f'lead(valid_from) OVER ({key})'})} FROM ({dated})"
 
 
@@ -328,11 +323,6 @@ def _youngest(states: str) -> str:
 
 def _listed(schema: StructType, made: Mapping[str, str]) -> str:
     return ", ".join(f"{made[name]} AS {quote(name)}" if name in made else quote(name) for name in schema.names)
-
-
-def at(path: str) -> str:
-    """The table in a directory, for Spark SQL."""
-    return f"delta.{quote(path)}"
 
 
 def quote(name: str) -> str:

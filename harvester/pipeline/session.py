@@ -34,6 +34,9 @@ _SCALA = "2.13"
 _VERSION = re.compile(r"(\d+)\.(\d+)\.\d+")
 _KAFKA = re.compile(r"spark-sql-kafka-0-10_(\d+\.\d+)[-:](\d+\.\d+\.\d+)")
 _DELTA_JAR = re.compile(r"delta-spark(?:_(\d+\.\d+))?_(\d+\.\d+)[-:](\d+\.\d+)")
+FORMAT = "spark.harvester.format"
+"""A setting that Spark does not know: the format of tables, DELTA unless it says ICEBERG."""
+DELTA, ICEBERG = "delta", "iceberg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +50,21 @@ class Coordinate:
 
 
 _POSTGRES = Coordinate("org.postgresql", "postgresql", "42.7.8")
-# A Delta is built for one minor version of Spark; since 4.1 the artifact says for which. https://docs.delta.io/releases
+# Each is built for one minor version of Spark. Of Delta the artifact says so since 4.1. https://docs.delta.io/releases
 _DELTA = {
     (4, 0): Coordinate("io.delta", f"delta-spark_{_SCALA}", "4.0.0"),
     (4, 1): Coordinate("io.delta", f"delta-spark_4.1_{_SCALA}", "4.1.0"),
 }
+_ICEBERG = {(4, 0): Coordinate("org.apache.iceberg", f"iceberg-spark-runtime-4.0_{_SCALA}", "1.10.0")}
 
 
-def connectors(pyspark_version: str) -> tuple[Coordinate, ...]:
-    """Kafka source, Delta Lake and PostgreSQL driver for this Spark; ConnectorMismatch if Delta has none for it."""
-    return _kafka(pyspark_version), _delta(pyspark_version), _POSTGRES
+def connectors(pyspark_version: str, format_: str = DELTA) -> tuple[Coordinate, ...]:
+    """Kafka source, Delta Lake, PostgreSQL driver, and Iceberg if that is the format of tables, for this Spark.
+
+    Raises ConnectorMismatch if there is none for it.
+    """
+    found = (_kafka(pyspark_version), _built("Delta Lake", _DELTA, pyspark_version), _POSTGRES)
+    return (*found, _built("Iceberg", _ICEBERG, pyspark_version)) if format_ == ICEBERG else found
 
 
 def check_connectors(pyspark_version: str, jars: Iterable[str]) -> None:
@@ -64,7 +72,7 @@ def check_connectors(pyspark_version: str, jars: Iterable[str]) -> None:
 
     Jars that are none of our connectors are the user's own business.
     """
-    kafka, delta = _kafka(pyspark_version), _delta(pyspark_version)
+    kafka, delta, _ = connectors(pyspark_version)
     major, minor, _ = kafka.version.split(".")
     for jar in jars:
         if found := _KAFKA.search(jar):
@@ -89,20 +97,22 @@ def _kafka(version: str) -> Coordinate:
     return Coordinate("org.apache.spark", f"spark-sql-kafka-0-10_{_SCALA}", found[0])
 
 
-def _delta(version: str) -> Coordinate:
+def _built(name: str, known_ones: Mapping[tuple[int, int], Coordinate], version: str) -> Coordinate:
     major, minor, _ = _kafka(version).version.split(".")
     try:
-        return _DELTA[int(major), int(minor)]
+        return known_ones[int(major), int(minor)]
     except KeyError:
-        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(_DELTA))
+        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(known_ones))
         raise ConnectorMismatch(
-            f"no Delta Lake is known for PySpark {version}, only for {known}",
+            f"no {name} is known for PySpark {version}, only for {known}",
             hint=f"pip install 'pyspark=={known.split(', ')[-1]}.*'",
         ) from None
 
 
-def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Kafka source, Delta Lake, PostgreSQL driver and what they need; downloads them (20 MB) the first time.
+def connector_jars(
+    pyspark_version: str, format_: str = DELTA, *, progress: Callable[[str], None] = lambda _: None
+) -> list[Path]:
+    """The `connectors` and what they need; downloads them (20 MB, with Iceberg 65 MB) the first time.
 
     $HARVESTER_SPARK_JARS names a directory of your own. Raises ConnectorMismatch, SparkUnavailable, StackError.
     """
@@ -115,11 +125,11 @@ def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = la
             )
         check_connectors(pyspark_version, (jar.name for jar in jars))
         return jars
-    wanted = connectors(pyspark_version)
+    wanted = connectors(pyspark_version, format_)
     home = java.cached_jars(
         "spark-" + "-".join((pyspark_version, *(coordinate.version for coordinate in wanted[1:]))),
         lambda directory: resolve(wanted, directory),
-        announce=lambda: progress(f"fetching the connectors of Spark {pyspark_version} (20 MB, once)"),
+        announce=lambda: progress(f"fetching the connectors of Spark {pyspark_version} (once)"),
     )
     return sorted(home.glob("*.jar"))
 
@@ -278,7 +288,9 @@ def options(
     left = {name: value for name, value in usual.items() if name not in elsewhere}
     merged = {**left, **settings.conf, **_NEEDED}
     if not any("spark-sql-kafka" in name for name in named) and _GATEWAY not in os.environ:
-        ours = map(str, connector_jars(pyspark_version, progress=progress))
+        is_theirs = any("iceberg-spark-runtime" in name for name in named)
+        format_ = DELTA if is_theirs else given.get(FORMAT, DELTA)
+        ours = map(str, connector_jars(pyspark_version, format_, progress=progress))
         merged["spark.jars"] = ",".join([*_listed(given, "spark.jars"), *ours])
     merged[_EXTENSIONS] = ",".join(dict.fromkeys([*_listed(given, _EXTENSIONS), _DELTA_EXTENSION]))
     return merged

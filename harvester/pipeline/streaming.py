@@ -10,7 +10,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -18,6 +18,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.source import Place
+
+if TYPE_CHECKING:
+    from harvester.pipeline.store import TableStore
 
 FILE = "harvester.json"
 _VERSION = 1
@@ -148,27 +151,27 @@ def examine(spark: SparkSession, where: str) -> tuple[Manifest | None, bool]:
 
 
 def claim(
-    spark: SparkSession, where: str, job: str, topics: tuple[str, ...], header: str, root: str, names: Sequence[str]
+    into: TableStore, where: str, job: str, topics: tuple[str, ...], header: str, names: Sequence[str]
 ) -> Manifest:
     """Claims the checkpoint `where`; raises CheckpointMismatch unless the job can go on with it.
 
-    `names` are the tables in `root` that the job fills: what was read before has to be in the first one.
+    `names` are the tables that the job fills: what was read before has to be in the first one.
     """
-    stored, used = examine(spark, where)
+    stored, used = examine(into.spark, where)
     decided = decide(stored, Manifest(uuid.uuid4().hex, job, topics, header), where, used=used)
-    require_table(spark, where, tables.path_of(root, names[0]), used=used)
-    if error := outrun(spark, where, root, names, decided.owner):
+    require_table(into, where, names[0], used=used)
+    if error := outrun(into, where, names, decided.owner):
         raise error
     if decided != stored:
-        store(spark, where, decided)
+        store(into.spark, where, decided)
     return decided
 
 
-def require_table(spark: SparkSession, where: str, table: str, *, used: bool) -> None:
+def require_table(into: TableStore, where: str, table: str, *, used: bool) -> None:
     """Raises CheckpointMismatch where the checkpoint has read records into a table that is not there."""
-    if used and not tables.exists(spark, table):
+    if used and not into.exists(table):
         raise CheckpointMismatch(
-            f"the checkpoint {where} has read records into tables that are not in {table.rpartition('/')[0]}",
+            f"the checkpoint {where} has read records into tables that are not in {into.root}",
             hint="name the directory they are in, or begin anew in another one",
         )
 
@@ -177,13 +180,13 @@ _TOGETHER = "restore it and its tables as of the same time, or begin anew in ano
 
 
 def outrun(
-    spark: SparkSession, where: str, root: str, names: Iterable[str], owner: str, hint: str = _TOGETHER
+    into: TableStore, where: str, names: Iterable[str], owner: str, hint: str = _TOGETHER
 ) -> CheckpointMismatch | None:
     """An error if tables of the `owner` have batches that the checkpoint has not begun: it is an older one.
 
-    Its next batches would bear the numbers of those, and Delta would leave out what they write.
+    Its next batches would bear the numbers of those, and the tables would leave out what they write.
     """
-    begun, written = last_begun(spark, where), tables.last_written(spark, root, names, owner)
+    begun, written = last_begun(into.spark, where), into.last_written(names, owner)
     if written is None or (begun is not None and written <= begun):
         return None
     known = "knows of no batch" if begun is None else f"ends with batch {begun}"

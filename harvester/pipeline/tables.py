@@ -1,4 +1,4 @@
-"""Makes, checks and appends to the Delta tables of a lake, and keeps small files beside them.
+"""Small files beside tables, and what the properties of tables are called.
 
 The files go through Hadoop's file systems: the same for a local disk, HDFS and object stores.
 """
@@ -13,9 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import TimestampType
 
-from harvester.pipeline import schemas
-from harvester.pipeline.errors import InputMissing, TableMismatch
-from harvester.pipeline.schemas import Table
 from harvester.pipeline.session import java_class
 
 _FILES = "org.apache.hadoop.fs"
@@ -48,8 +45,8 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
     """
     content = bytearray(text.encode())
     place, system = _open(spark, path)
-    if system.hasPathCapability(place, "fs.capability.outputstream.abortable"):
-        # Such a store has what was written when the stream is closed, unless it is given up before.
+    if is_object_store(spark, path):
+        # It has what was written when the stream is closed, unless that is given up before.
         stream = system.create(place, True)
         try:
             stream.write(content)
@@ -83,6 +80,12 @@ def _fill(system: Any, place: Any, content: bytearray) -> None:
         stream.write(content)
     finally:
         stream.close()
+
+
+def is_object_store(spark: SparkSession, path: str) -> bool:
+    """Whether a file appears there all at once, and to rename it is to copy it."""
+    place, system = _open(spark, path)
+    return bool(system.hasPathCapability(place, "fs.capability.outputstream.abortable"))
 
 
 def remove(spark: SparkSession, paths: Iterable[str]) -> None:
@@ -144,148 +147,16 @@ AGAIN = "harvester.again"
 """Of silver: the last batch that was given up half written, for its records to be read again."""
 TOPICS = "harvester.topics"
 """Of silver: Kafka's ids of the topics that were read, and since which batch; for when the checkpoint is lost."""
+CHECKPOINT = "harvester.checkpoint"
+"""Of silver in a schema: where the checkpoint is, and beside it whatever a directory has beside its tables."""
+WRITTEN = "harvester.written"
+"""Of an Iceberg table: its last batch, from when the snapshots that told of it were removed."""
 
 REBUILD = "`harvester pipeline rebuild --from OLD --to NEW` makes a new one of it, once its job has ended"
 
 FOREIGN = "go on with that checkpoint; if it is lost, `harvester pipeline lake --adopt` makes a new one from the tables"
 
-_BOUNDED = "delta.dataSkippingStatsColumns"
-
-
-def prepare(
-    spark: SparkSession, root: str, tables: Iterable[Table], owner: str | None = None, header: str | None = None
-) -> None:
-    """Makes what is missing, adds columns that are new; TableMismatch for anything else, before anything is changed.
-
-    Without an `owner`, anybody may add to the tables. `header`: of a lake.
-    """
-    wanted = list(tables)
-    additions = {table.name: _check(spark, path_of(root, table.name), table, owner) for table in wanted}
-    for table in wanted:
-        path, missing = path_of(root, table.name), additions[table.name]
-        if missing is None:
-            bounded = {_BOUNDED: ",".join(table.bounded)} if table.bounded else {}
-            own = {"delta.autoOptimize.optimizeWrite": "true"}
-            if owner is not None:
-                # Every tenth batch would wait for a checkpoint of the log, as Delta has it.
-                own = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "100", OWNER: owner}
-            if header is not None:
-                own[HEADER] = header
-            spark.sql(schemas.create(path, table, {**own, **bounded}))
-        elif missing:
-            spark.sql(schemas.add_columns(path, missing))
-
-
-_PARTITIONS = "# Partition Information"
-_HIDDEN = "*********(redacted)"
-
-
-def properties(spark: SparkSession, path: str) -> dict[str, str]:
-    """The properties of the table in a directory, and what Delta adds to them."""
-    rows = spark.sql(f"SHOW TBLPROPERTIES {schemas.at(path)}").collect()
-    found = {row["key"]: row["value"] for row in rows}
-    if _HIDDEN in found.values():
-        # A value that looks like a secret, such as a header's name with "token" in it. DESCRIBE DETAIL shows it, and
-        # counts the table's files for that, by two jobs.
-        detail = spark.sql(f"DESCRIBE DETAIL {schemas.at(path)}").select("properties").first()
-        assert detail is not None
-        found |= detail["properties"]
-    return found
-
-
-def partitioning(spark: SparkSession, path: str) -> tuple[str, ...]:
-    """The columns that the table in a directory is partitioned by."""
-    names = [row["col_name"] for row in spark.sql(f"DESCRIBE TABLE {schemas.at(path)}").collect()]
-    # A heading and another one for its columns, then these.
-    return tuple(names[names.index(_PARTITIONS) + 2 :]) if _PARTITIONS in names else ()
-
-
-def set_property(spark: SparkSession, path: str, name: str, value: str) -> None:
-    pair = f"{schemas.text(name)} = {schemas.text(value)}"
-    spark.sql(f"ALTER TABLE {schemas.at(path)} SET TBLPROPERTIES ({pair})")
-
-
-def append(rows: DataFrame, root: str, name: str, transaction: tuple[str, int] | None = None) -> None:
-    """Adds rows to a table. `transaction`: the owner and a batch's number; repeated, the batch has no effect."""
-    writer = rows.write.format("delta").mode("append")
-    if transaction is not None:
-        # Delta leaves out a transaction whose application has committed this version, or a later one, before.
-        owner, number = transaction
-        writer = writer.options(txnAppId=f"{owner}-{name}", txnVersion=str(number))
-    writer.save(path_of(root, name))
-
-
-def last_written(spark: SparkSession, root: str, names: Iterable[str], owner: str) -> int | None:
-    """The highest number of a transaction of the owner that one of these tables has, as `append` names them."""
-    found, none = list[int](), java_class(spark, "scala.Option").empty()
-    for name in names:
-        if not exists(spark, path := path_of(root, name)):
-            continue
-        log = java_class(spark, "org.apache.spark.sql.delta.DeltaLog").forTable(spark._jsparkSession, path)
-        snapshot = log.update(False, none, none)
-        # In a file beside the last commit. If that is missing, Delta reads all of the log, by two jobs.
-        checksum = snapshot.checksumOpt()
-        known = checksum.get().setTransactions() if checksum.isDefined() else none
-        transactions = (known.get() if known.isDefined() else snapshot.setTransactions()).iterator()
-        while transactions.hasNext():
-            one = transactions.next()
-            if one.appId() == f"{owner}-{name}":
-                found.append(int(one.version()))
-    return max(found, default=None)
-
 
 def path_of(root: str, name: str) -> str:
     """The directory of a table."""
     return f"{root.rstrip('/')}/{name}"
-
-
-def exists(spark: SparkSession, path: str) -> bool:
-    """Whether there is a Delta table; TableMismatch for a directory with anything else in it."""
-    # Killed while it was made, a table is a log without an entry: it is made again.
-    if any(name[:20].isdigit() for name in listing(spark, f"{path}/_delta_log")):
-        return True
-    if set(listing(spark, path)) - {"_delta_log"}:
-        raise TableMismatch(f"{path} holds something that is no Delta table", hint="name an empty directory")
-    return False
-
-
-def load(spark: SparkSession, root: str, table: Table) -> DataFrame:
-    """A table that `pipeline lake` has made; raises InputMissing, or TableMismatch for one that lacks columns."""
-    path = path_of(root, table.name)
-    if not exists(spark, path):
-        raise InputMissing(f"no table {table.name} in {root}", hint="`harvester pipeline lake` makes it")
-    rows = spark.read.format("delta").load(path)
-    missing, problems = schemas.differences(rows.schema, table.schema)
-    if missing or problems:
-        said = "; ".join([*(f"no column {'.'.join(one.path)}" for one in missing), *problems])
-        raise TableMismatch(f"the table {path} has another schema: {said}", hint="run `harvester pipeline lake` first")
-    return rows
-
-
-def lake_header(spark: SparkSession, root: str) -> str:
-    """The name of the harvester's header in a lake; raises as `load` does, and TableMismatch for one of an old form."""
-    if exists(spark, path_of(root, "bronze")):
-        raise TableMismatch(f"{root} is a lake of an earlier version", hint=REBUILD)
-    load(spark, root, schemas.SILVER_TABLE)
-    return properties(spark, path_of(root, "silver")).get(HEADER, "harvester")
-
-
-def _check(spark: SparkSession, path: str, table: Table, owner: str | None) -> list[schemas.Addition] | None:
-    """The columns to add; None where there is no table yet."""
-    if not exists(spark, path):
-        return None
-    missing, problems = schemas.differences(spark.read.format("delta").load(path).schema, table.schema)
-    if (found := partitioning(spark, path)) != table.partitioned_by:
-        by = ", ".join(table.partitioned_by) or "nothing"
-        problems.append(f"it is partitioned by {', '.join(found) or 'nothing'}, not by {by}")
-    if problems:
-        raise TableMismatch(
-            f"the table {path} has another schema: {'; '.join(problems)}",
-            hint="write to another directory, or mend the table",
-        )
-    if owner is not None and properties(spark, path).get(OWNER) != owner:
-        raise TableMismatch(
-            f"the table {path} was filled through another checkpoint",
-            hint=FOREIGN,
-        )
-    return missing

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harvester.pipeline.errors import SparkUnavailable
-from harvester.pipeline.session import SessionSettings, session, use_java
+from harvester.pipeline.session import DELTA, FORMAT, ICEBERG, SessionSettings, session, use_java
 from tests.support.drains import slice_drain
 from tests.support.object_store import bucket, s3a_jars
 from tests.support.spark_cluster import cluster
-from tests.support.sparks import INTERPRETED, LASTING, SMALL, compiled, names_remembered
+from tests.support.sparks import INTERPRETED, LASTING, SMALL, compiled, configure, names_remembered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,8 +29,9 @@ def spark() -> Iterator[SparkSession]:
     except SparkUnavailable as error:
         pytest.skip(error.message)
     jars = {"spark.jars": ",".join(map(str, s3a_jars()))}
-    settings = SessionSettings("tests", "local[2]", {**SMALL, **LASTING, **INTERPRETED, **jars})
-    with names_remembered(), session(settings) as running:
+    conf = {**SMALL, **LASTING, **INTERPRETED, **jars, FORMAT: ICEBERG}  # whose connector there is then
+    with names_remembered(), session(SessionSettings("tests", "local[2]", conf)) as running:
+        configure(running, {FORMAT: DELTA})
         yield running
 
 

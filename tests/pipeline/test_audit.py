@@ -26,6 +26,7 @@ from harvester.pipeline.audit.job import AuditSettings, collect_findings, run
 from harvester.pipeline.audit.report import AuditReport, FindingGroup
 from harvester.pipeline.audit.schemas import FINDINGS_TABLE, Severity
 from harvester.pipeline.errors import InputMissing, TableMismatch
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake.batch import LakeBatch, batch_name, to_do_again
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.schemas import LOSSES_TABLE
@@ -297,7 +298,7 @@ def test_a_batch_that_is_half_written_is_not_judged(
             if place == f"lake.{missing}":
                 raise InterruptedError(place)
 
-        batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, hit)
+        batch = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}, hit)
         with pytest.raises(InterruptedError):
             batch.write(bronze_columns(kafka_rows(spark, rows)), 1 if whole else 0)
         return root

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from harvester.origin import HEADER, Origin, encode
 from harvester.pipeline import streaming, tables
 from harvester.pipeline.errors import CheckpointMismatch
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch, ids_file, to_do_again
 from harvester.pipeline.lake.ids import StoredIds, Word
@@ -103,13 +104,13 @@ def test_a_commit_does_not_list_the_files_of_its_table(spark: SparkSession, tmp_
 def test_a_repeat_costs_no_look_into_the_table_unless_its_id_was_forgotten(spark: SparkSession, tmp_path: Path) -> None:
     """A table that would be read cannot be: its files are gone."""
     root = make_lake(spark, tmp_path / "lake", [origin(A, one) for one in range(100)])
-    batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {})
+    batch = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {})
     for file in (tmp_path / "lake" / "silver").glob("day=*/*.parquet"):
         file.unlink()
     batch.write(bronze_columns(kafka_rows(spark, [{**origin(A, one), "offset": 100 + one} for one in (5, 100)])), 1)
     assert_rows(spark.read.format("delta").load(f"{root}/repeats"), [{"id": 5, "offset": 105}])
     (tmp_path / "lake" / "checkpoint" / "ids" / "1.json").unlink()
-    again = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {})
+    again = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {})
     with pytest.raises(Exception, match=r"FAILED_READ_FILE|does not exist"):
         again.write(bronze_columns(kafka_rows(spark, [{**origin(A, 6), "offset": 200}])), 2)
 
@@ -127,7 +128,7 @@ def test_a_repeat_that_a_given_up_batch_has_left_alone_is_decided_anew(
             raise InterruptedError(here)
 
     def write(number: int, *offsets: tuple[int, int]) -> None:
-        batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, hit)
+        batch = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}, hit)
         rows = [{**origin(A, one), "offset": at} for one, at in offsets]
         batch.write(bronze_columns(kafka_rows(spark, rows)), number)
 
@@ -152,14 +153,15 @@ def test_what_a_given_up_batch_has_not_written_the_next_one_does(spark: SparkSes
     """Cut off before each of its writes, one after the other. Kafka has all of it still."""
     payload, refused = silver.from_ddl("n INT"), set[str]()
     root = make_lake(spark, tmp_path / "lake", [{**origin(A, 1), "value": b"{}"}])
-    tables.prepare(spark, root, [silver.payload_table("orders", payload)], "test", HEADER)
+    store = open_store(spark, root)
+    store.prepare([silver.payload_table("orders", payload)], "test", HEADER)
 
     def hit(here: str) -> None:
         if here in refused:
             raise InterruptedError(here)
 
     def write(number: int, rows: list[dict[str, Any]]) -> None:
-        batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {"orders": payload}, hit)
+        batch = LakeBatch(store, f"{root}/checkpoint", "test", HEADER, {"orders": payload}, hit)
         batch.write(bronze_columns(kafka_rows(spark, rows)), number)
 
     places = {101: "lake.repeats", 201: "lake.silver", 301: "lake.rejects", 401: "lake.json", 501: "lake.ids"}
@@ -172,7 +174,7 @@ def test_what_a_given_up_batch_has_not_written_the_next_one_does(spark: SparkSes
             write(number := 2 * at + 1, rows)
         refused = set()
         tables.write_text(spark, ids_file(f"{root}/checkpoint", number), to_do_again(number))
-        fill_in(spark, root, HEADER, "orders", payload, lambda _: None)
+        fill_in(store, HEADER, "orders", payload, lambda _: None)
         write(number + 1, [*rows, {**origin(A, first + 3), "value": b"{}", "offset": first + 50}])
 
     def stored(name: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -200,7 +202,7 @@ def test_a_batch_that_comes_again_with_less_knows_what_it_has_written(spark: Spa
             if here == place:
                 raise InterruptedError(here)
 
-        batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, hit)
+        batch = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}, hit)
         rows = [{**origin(A, one), "offset": at} for one, at in offsets]
         batch.write(bronze_columns(kafka_rows(spark, rows)), number)
 

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester.origin import HEADER
 from harvester.pipeline import schemas, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, TableMismatch
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.lake.upkeep import rebuild
@@ -205,10 +206,10 @@ def test_a_lake_of_an_earlier_version_is_rebuilt_and_goes_on(lake: Lake, writer:
 def _as_it_was(lake: Lake, root: Path, topic: str) -> None:
     """The tables of this lake in the form of an earlier version, and a batch that it had not ended."""
     kind = F.lit(0).alias("timestamp_type")
-    bronze = lake.spark.sql(schemas.bronze(str(lake.root), HEADER)).select("*", kind)
+    bronze = lake.spark.sql(schemas.bronze(lake.store.at, HEADER)).select("*", kind)
     begun = bronze.where("problem IS NULL").limit(1).withColumn("offset", F.lit(10**9).cast("bigint"))
     bronze.unionByName(begun).write.format("delta").partitionBy("day").save(str(root / "bronze"))
-    silver = schemas.deliveries(schemas.at(str(lake.root / "silver")), HEADER)
+    silver = schemas.deliveries(lake.store.at("silver"), HEADER)
     lake.spark.sql(silver).drop("batch").write.format("delta").partitionBy("day").save(str(root / "silver"))
     for name in ("current", "incarnations", "rejects", f"json/{topic}"):
         shutil.copytree(lake.root / name, root / name)
@@ -240,9 +241,10 @@ def test_columns_may_have_names_that_need_quotes(lake: Lake, writer: Writer, mak
 
 
 def test_the_name_of_a_header_may_look_like_a_secret(spark: SparkSession, tmp_path: Path) -> None:
-    tables.prepare(spark, str(tmp_path), [schemas.SILVER_TABLE], "test", "x-token")
-    assert tables.lake_header(spark, str(tmp_path)) == "x-token"
-    assert tables.properties(spark, f"{tmp_path}/silver")[tables.OWNER] == "test"
+    store = open_store(spark, str(tmp_path))
+    store.prepare([schemas.SILVER_TABLE], "test", "x-token")
+    assert store.header() == "x-token"
+    assert store.properties("silver")[tables.OWNER] == "test"
 
 
 def test_tables_and_checkpoints_of_somebody_else_are_left_alone(lake: Lake, topic: str) -> None:

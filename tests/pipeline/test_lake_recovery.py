@@ -14,11 +14,13 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester.errors import HarvesterError
-from harvester.pipeline import source, tables
+from harvester.pipeline import source
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
-from harvester.pipeline.lake.erase import ErasedTable, Trace, erase
+from harvester.pipeline.formats import DeltaStore
+from harvester.pipeline.lake.erase import erase
 from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, followed, resolve
 from harvester.pipeline.lake.silver import from_ddl
+from harvester.pipeline.store import ErasedTable, TableStore
 from harvester.pipeline.streaming import Manifest, TopicLog
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import KEPT, SENT_MS, Delivered, Sent, Writer
@@ -327,8 +329,8 @@ def test_a_lost_checkpoint_is_made_anew_from_the_tables(
             lake.once(topic, payloads=payloads)
         assert "--adopt" in str(caught.value.hint)
         assert lake.versions() == before
-        again = [one.again(5 + number) for one in records(1, 51) if not 15 <= one.id < 21]
-        oracle.take(writer.send(topic, [*again, *records(60 + 5 * number, 65 + 5 * number)]))
+        old_ones = [one.again(5 + number) for one in records(1, 51) if not 15 <= one.id < 21]
+        oracle.take(writer.send(topic, [*old_ones, *records(60 + 5 * number, 65 + 5 * number)]))
         told: list[str] = []
         lake.once(topic, payloads=payloads, recovery=ADOPT, say=told.append)
         assert (f"what is left of the checkpoint is in {checkpoint}." in "".join(told)) == (lost != "all")
@@ -370,10 +372,10 @@ def test_an_adopted_lake_gives_no_number_again_that_counts_as_folded(
 ) -> None:
     """All that the last batch has written was erased since; files of earlier versions do not matter here."""
 
-    def deleted(spark: SparkSession, path: str, trace: Trace) -> ErasedTable:
-        return ErasedTable(spark.sql(trace.removal(path)).collect()[0][0], 0, None)
+    def deleted(store: DeltaStore, _name: str, _where: str, statement: str) -> ErasedTable:
+        return ErasedTable(store.spark.sql(statement).collect()[0][0], 0, None)
 
-    monkeypatch.setattr("harvester.pipeline.lake.erase._erased", deleted)
+    monkeypatch.setattr(DeltaStore, "erase", deleted)
     topic, oracle = make_topic(1, KEPT), Oracle()
     for number, key in enumerate((b"a", b"b")):
         oracle.take(writer.send(topic, [Sent(number, key, partition=0)]))
@@ -477,7 +479,7 @@ def test_a_new_lake_that_was_cut_off_before_its_tables_begins_where_it_was_told_
     writer.send(topic, records(1, 6))
     oracle.take(writer.send(topic, [one.again(2) for one in records(6, 9)]))
     with monkeypatch.context() as patched:
-        patched.setattr(tables, "prepare", cut_short)
+        patched.setattr(TableStore, "prepare", cut_short)
         with pytest.raises(PipelineError):
             lake.once(topic, recovery=Recovery(start_at=datetime.fromtimestamp(SENT_MS / 1000 + 3600, UTC)))
     assert lake.once(topic) == 3

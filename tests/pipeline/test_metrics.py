@@ -21,8 +21,8 @@ from harvester import origin
 from harvester.errors import ExitCode
 from harvester.origin import HEADER, Origin
 from harvester.pipeline import session as sessions
-from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
+from harvester.pipeline.formats import DeltaStore, open_store
 from harvester.pipeline.metrics.job import MetricsBatchDone, MetricsSettings, run
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def sender(servers: Servers) -> Sender:
 
 def windows(spark: SparkSession, root: str, name: str = "metrics") -> list[tuple[str, int, int]]:
     """(topic, second the window begins at, records), as often as they are there."""
-    rows = spark.read.format("delta").load(tables.path_of(root, name))
+    rows = open_store(spark, root).table(name)
     found = rows.select("topic", F.unix_millis("window_start").alias("start"), "records").collect()
     return sorted((one["topic"], (one["start"] - START_MS) // 1000, one["records"]) for one in found)
 
@@ -93,14 +93,14 @@ def test_windows_close_once_and_whole_and_late_records_are_told(
     sender.send(idle, 59.999)
     sender.send(busy, 120, 121, partition=1)
     sender.send(busy, 500, partition=0)
-    append = tables.append
+    append = DeltaStore.append
 
-    def fail(rows: Any, root: str, name: str, transaction: tuple[str, int]) -> None:
+    def fail(store: DeltaStore, rows: Any, name: str, transaction: tuple[str, int]) -> None:
         if name == "metrics_keys":
             raise OSError("gone")
-        append(rows, root, name, transaction)
+        append(store, rows, name, transaction)
 
-    monkeypatch.setattr(tables, "append", fail)
+    monkeypatch.setattr(DeltaStore, "append", fail)
     reports: list[MetricsBatchDone] = []
     with pytest.raises(PipelineError, match="the metrics"):
         run(spark, settings, progress=reports.append)
@@ -114,7 +114,7 @@ def test_windows_close_once_and_whole_and_late_records_are_told(
     assert last.open_counts == 1
     top = [one for one in windows(spark, root, "metrics_keys") if one[1] == 120]
     assert top == [(busy, 120, 1), (busy, 120, 2)]  # 120 came twice
-    shares = spark.read.format("delta").load(tables.path_of(root, "metrics")).where(F.col("topic") == busy)
+    shares = open_store(spark, root).table("metrics").where(F.col("topic") == busy)
     hottest = shares.orderBy("window_start").select("hottest_key", "hottest_share").first()
     assert hottest is not None
     assert (bytes(hottest["hottest_key"]), hottest["hottest_share"]) == (b"hot", 2 / 8)

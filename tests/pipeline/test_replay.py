@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 from harvester import origin
 from harvester.errors import ExitCode
 from harvester.origin import HEADER, Origin
-from harvester.pipeline import schemas, tables
+from harvester.pipeline import schemas
 from harvester.pipeline import session as sessions
 from harvester.pipeline.errors import InputMissing, PipelineError
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.replay import job as replay
 from harvester.pipeline.replay import plan as replay_rows
 from harvester.pipeline.replay.plan import By, Destination, ReplayRate, ReplayRequest, Selection
@@ -33,6 +34,7 @@ from tests.support.sparks import assert_rows, assert_same_columns
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from harvester.pipeline.store import TableStore
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
@@ -93,14 +95,14 @@ def moved() -> list[dict[str, Any]]:
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path) -> str:
     """A lake with the rows of `many`; of keys 0 … 19, in topics orders and payments."""
-    tables.prepare(spark, str(tmp_path), [schemas.SILVER_TABLE], "somebody", HEADER)
+    open_store(spark, str(tmp_path)).prepare([schemas.SILVER_TABLE], "somebody", HEADER)
     append(spark, str(tmp_path), many(300))
     return str(tmp_path)
 
 
 def append(spark: SparkSession, root: str, rows: list[dict[str, Any]]) -> None:
     stored = silver(spark, rows).select(*schemas.SILVER.names)
-    stored.write.format("delta").mode("append").save(tables.path_of(root, "silver"))
+    open_store(spark, root).append(stored, "silver")
 
 
 def test_rows_are_chosen_by_time_topic_and_key(spark: SparkSession) -> None:
@@ -249,11 +251,11 @@ def test_a_replay_is_paced_stopped_cut_off_and_gone_on_with(
     # Cut off between the third slice and the note of it.
     store, stores = replay._store, list[int]()
 
-    def fail(spark: SparkSession, root: str, progress: Any) -> None:
+    def fail(where: TableStore, progress: Any) -> None:
         stores.append(progress.records)
         if len(stores) == 2:
             raise OSError("gone")
-        store(spark, root, progress)
+        store(where, progress)
 
     monkeypatch.setattr(replay, "_store", fail)
     with pytest.raises(PipelineError) as caught:
@@ -282,7 +284,7 @@ def test_without_a_rate_topics_keep_their_names_but_for_a_suffix(
     spark: SparkSession, tmp_path: Path, servers: Servers, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, root, suffix = f"test-{uuid.uuid4().hex[:8]}", str(tmp_path), "-again"
-    tables.prepare(spark, root, [schemas.SILVER_TABLE], "somebody", HEADER)
+    open_store(spark, root).prepare([schemas.SILVER_TABLE], "somebody", HEADER)
     append(spark, root, [row(number, topic=source) for number in range(50)])
     settings = replay.ReplaySettings(root, {"bootstrap.servers": servers.bootstrap})
     request = ReplayRequest(Selection(keys=(b"key",)), Destination(suffix=suffix), as_new=True)
@@ -321,7 +323,7 @@ def test_the_header_of_the_lake_is_left_out_whatever_it_is_called_today(
     spark: SparkSession, tmp_path: Path, servers: Servers, make_topic: MakeTopic
 ) -> None:
     target, root = make_topic(1), str(tmp_path)
-    tables.prepare(spark, root, [schemas.SILVER_TABLE], "somebody", "origin")
+    open_store(spark, root).prepare([schemas.SILVER_TABLE], "somebody", "origin")
     append(spark, root, [row(1, headers=[("mine", None)])])
     progress = replay.begin(spark, root, ReplayRequest(Selection(), Destination(topic=target), as_new=True))
     replay.run(spark, replay.ReplaySettings(root, kafka(servers)), progress)
@@ -333,7 +335,7 @@ def test_what_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
     request = ReplayRequest(Selection(), Destination(original=True))
     with pytest.raises(InputMissing, match="no table silver"):
         replay.begin(spark, str(tmp_path), request)
-    tables.prepare(spark, str(tmp_path), [schemas.SILVER_TABLE], "somebody", HEADER)
+    open_store(spark, str(tmp_path)).prepare([schemas.SILVER_TABLE], "somebody", HEADER)
     with pytest.raises(InputMissing, match="no replay that"):
         replay.load(spark, str(tmp_path), "that")
     empty = replay.begin(spark, str(tmp_path), request)

@@ -39,8 +39,8 @@ def test_new_columns_are_added_also_within_structs() -> None:
 def test_names_are_quoted_wherever_they_stand() -> None:
     inner = struct(**{"order-id": IntegerType(), "a`b": ArrayType(struct(**{"c.d": StringType()}))})
     kind = "struct<`order-id`: int, `a``b`: array<struct<`c.d`: string>>>"
-    made = create("/lake/x", Table("x", struct(**{"my data": inner})), {})
-    assert made.startswith(f"CREATE TABLE IF NOT EXISTS delta.`/lake/x` (`my data` {kind}) USING DELTA")
+    made = create("a.x", "delta", Table("x", struct(**{"my data": inner})), {})
+    assert made.startswith(f"CREATE TABLE IF NOT EXISTS a.x (`my data` {kind}) USING delta")
     added = Addition(("data", "of-key"), MapType(StringType(), inner))
     assert add_columns("/lake/x", [added]).endswith(f"ADD COLUMNS (`data`.`of-key` map<string, {kind}>)")
 

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester import origin
 from harvester.origin import HEADER, Origin
 from harvester.pipeline import origin_columns, schemas, tables
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.upkeep import Upkeep
 from harvester.pipeline.origin_columns import NEWER, NO_HEADER, UNSOUND, JavaBytes, SqlBytes, bronze_columns
@@ -169,14 +170,14 @@ def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: Sp
         sent(91, A, key=b"c", value=b"late", timestamp=at(20)),
         sent(10, key=None),
     ]
-    root = make_lake(spark, tmp_path / "lake", rows[:6], rows[6:])
+    store = open_store(spark, make_lake(spark, tmp_path / "lake", rows[:6], rows[6:]))
     expected: list[dict[str, Any]] = [
         {"topic": "orders", "key": b"a", "value": b"six", "deleted": False, "incarnation": str(A), "id": 6},
         {"topic": "orders", "key": b"b", "value": None, "deleted": True, "incarnation": str(A), "id": 8},
         {"topic": "payments", "key": b"b", "value": b"value", "deleted": False, "incarnation": str(A), "id": 9},
         {"topic": "orders", "key": b"c", "value": b"new", "deleted": False, "incarnation": str(B), "id": -(2**63) + 1},
     ]
-    states = spark.sql(schemas.current(root, HEADER))
+    states = spark.sql(schemas.current(store.at, HEADER))
     assert_same_columns(states, schemas.CURRENT)
     assert_rows(states, expected)
 
@@ -186,14 +187,14 @@ def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: Sp
 
     # The table has the states then, and does not say so.
     with pytest.raises(InterruptedError):
-        Upkeep(spark, root, HEADER, [], 0, 0.0, cut_off).fold(1)
-    assert_rows(spark.sql(schemas.current(root, HEADER)), expected)
-    upkeep = Upkeep(spark, root, HEADER, [], 0, 0.0)
+        Upkeep(store, HEADER, [], 0, 0.0, cut_off).fold(1)
+    assert_rows(spark.sql(schemas.current(store.at, HEADER)), expected)
+    upkeep = Upkeep(store, HEADER, [], 0, 0.0)
     for number in (0, 1, 1):  # also again
         upkeep.fold(number)
-        after = tables.properties(spark, f"{root}/current")[tables.FOLDED]
-        assert_rows(spark.sql(schemas.current(root, HEADER, after)), expected)
-    assert_rows(spark.read.format("delta").load(f"{root}/current"), expected)
+        after = store.properties("current")[tables.FOLDED]
+        assert_rows(spark.sql(schemas.current(store.at, HEADER, after)), expected)
+    assert_rows(store.table("current"), expected)
     upkeep.close(finish=False)
 
 
@@ -210,7 +211,8 @@ def test_the_history_of_a_key_has_neither_gaps_nor_overlaps(spark: SparkSession,
         sent(5, A, created(40), key=b"a", topic="payments", timestamp=at(104)),
         sent(6, A, created(50), key=None, timestamp=at(105)),
     ]
-    history = spark.sql(schemas.history(make_lake(spark, tmp_path / "lake", [*rows, rows[0]]), HEADER))
+    root = make_lake(spark, tmp_path / "lake", [*rows, rows[0]])
+    history = spark.sql(schemas.history(open_store(spark, root).at, HEADER))
     assert_same_columns(history, schemas.HISTORY)
     states = [
         (b"one", 10, 10), (b"two", 10, 30), (None, 30, 103), (b"four", 103, 200), (b"other", 200, None),

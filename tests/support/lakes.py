@@ -16,11 +16,14 @@ from uuid import UUID
 
 from harvester.origin import HEADER
 from harvester.pipeline import schemas, streaming, tables
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.lake.job import LakeSettings, run
 from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.session import DELTA
+from harvester.pipeline.store import TableStore
 
 from .harvested import Delivered
 from .servers import in_memory
@@ -65,17 +68,21 @@ _OWNER = "test"
 
 @cache
 def _empty(spark: SparkSession) -> Path:
-    """The tables of a lake that has read nothing. To make them takes longer than to write a batch."""
+    """Delta's tables of a lake that has read nothing. To make them takes longer than to write a batch."""
     root = Path(tempfile.mkdtemp(prefix="harvester-lake-", dir=in_memory()))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
-    tables.prepare(spark, str(root), schemas.TABLES, _OWNER, HEADER)
+    open_store(spark, str(root)).prepare(schemas.TABLES, _OWNER, HEADER)
     return root
 
 
 def make_lake(spark: SparkSession, root: Path, *batches: Iterable[Mapping[str, Any]]) -> str:
     """A lake of these rows of Kafka (`kafka_rows`), without Kafka; returns its directory."""
-    shutil.copytree(_empty(spark), root, dirs_exist_ok=True)
-    batch = LakeBatch(spark, str(root), f"{root}/checkpoint", _OWNER, HEADER, {})
+    store = open_store(spark, str(root))
+    if store.format == DELTA:
+        shutil.copytree(_empty(spark), root, dirs_exist_ok=True)
+    else:  # Iceberg's tables name the directory that they are in
+        store.prepare(schemas.TABLES, _OWNER, HEADER)
+    batch = LakeBatch(store, f"{root}/checkpoint", _OWNER, HEADER, {})
     for number, rows in enumerate(batches):
         batch.write(bronze_columns(kafka_rows(spark, rows)), number)
     return str(root)
@@ -115,25 +122,30 @@ class Lake:
 
     def rows(self, table: str, *columns: str) -> list[Any]:
         """Of a table or a view, these columns or all. `current` is the view."""
-        root = self.address
+        at = self.store.at
         if table == "bronze":
-            frame = self.spark.sql(schemas.bronze(root, HEADER))
+            frame = self.spark.sql(schemas.bronze(at, HEADER))
         elif table == "silver":
-            frame = self.spark.sql(schemas.deliveries(schemas.at(f"{root}/silver"), HEADER))
+            frame = self.spark.sql(schemas.deliveries(at("silver"), HEADER))
         elif table == "current":
-            frame = self.spark.sql(schemas.current(root, HEADER, self.folded))
+            frame = self.spark.sql(schemas.current(at, HEADER, self.folded))
         else:
             frame = self.table(table)
         return frame.select(*columns or ["*"]).collect()
 
+    @property
+    def store(self) -> TableStore:
+        """Its tables."""
+        return open_store(self.spark, self.address)
+
     def table(self, name: str) -> DataFrame:
         """As it is stored."""
-        return self.spark.read.format("delta").load(tables.path_of(self.address, name))
+        return self.store.table(name)
 
     @property
     def folded(self) -> str | None:
         """The batch up to which the table `current` has the states."""
-        return tables.properties(self.spark, tables.path_of(self.address, "current")).get(tables.FOLDED)
+        return self.store.properties("current").get(tables.FOLDED)
 
     def files(self, table: str) -> int:
         """How many files the table now consists of."""
@@ -166,7 +178,7 @@ class Lake:
         if self.folded is None:
             return
         # It does not matter how much of silver the table has.
-        afresh = self.spark.sql(schemas.current(self.address, HEADER)).select(*found[0].__fields__ if found else "*")
+        afresh = self.spark.sql(schemas.current(self.store.at, HEADER)).select(*found[0].__fields__ if found else "*")
         assert_same(states, [_plain(row) for row in afresh.collect()])
 
 

@@ -78,14 +78,14 @@ def names_remembered() -> Iterator[None]:
 @contextmanager
 def compiled(spark: SparkSession) -> Iterator[None]:
     """Queries are compiled, and planned anew while they run, as in production; for as long as this lasts."""
-    _configure(spark, _COMPILED)
+    configure(spark, _COMPILED)
     try:
         yield
     finally:
-        _configure(spark, INTERPRETED)
+        configure(spark, INTERPRETED)
 
 
-def _configure(spark: SparkSession, settings: Mapping[str, str]) -> None:
+def configure(spark: SparkSession, settings: Mapping[str, str]) -> None:
     """Of this session, and of those that are made from now on."""
     of_new_ones: Any = spark.sparkContext._jsc.sc().conf()
     for name, value in settings.items():

@@ -21,7 +21,7 @@ def audit(
     topic: Annotated[
         list[str] | None, typer.Option(help="Every topic to which the outbox writes; may be given several times.")
     ] = None,
-    lake: Annotated[str | None, options.directory("The tables of `pipeline lake`, instead of topics.")] = None,
+    lake: Annotated[str | None, options.tables("The tables of `pipeline lake`, instead of topics.")] = None,
     since: options.SinceOption = None,
     until: options.UntilOption = None,
     margin: Annotated[
@@ -44,7 +44,8 @@ def audit(
     checkpoint: Annotated[
         str | None, options.directory("Checkpoint of the lake [default: next to the tables].")
     ] = None,
-    to: Annotated[str | None, options.directory("Add the findings to Delta tables in this directory.")] = None,
+    to: Annotated[str | None, options.tables("Add the findings to tables at this location.")] = None,
+    format_: options.FormatOption = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON to this file.")
@@ -72,7 +73,7 @@ def audit(
                 f"there is no directory {file.absolute().parent}", param_hint="--html, --json-file"
             )
 
-    with job.spark("audit") as spark:
+    with job.spark("audit", format_=format_) as spark:
         from harvester.pipeline.audit.job import AuditSettings, run, stages_told
 
         settings = AuditSettings(

@@ -7,7 +7,7 @@ from harvester_cli.pipeline.audit import audit
 from harvester_cli.pipeline.drain import drain
 from harvester_cli.pipeline.lake import erase, lake, rebuild, views
 from harvester_cli.pipeline.metrics import metrics
-from harvester_cli.pipeline.options import say
+from harvester_cli.pipeline.options import FormatOption, say
 from harvester_cli.pipeline.replay import replay
 
 app = typer.Typer(no_args_is_help=True, help="Jobs on Apache Spark over the harvested topics.")
@@ -23,16 +23,16 @@ app.command("audit")(audit)
 
 
 @app.command("packages")
-def packages() -> None:
+def packages(format_: FormatOption = None) -> None:
     """Print the connectors for the installed PySpark, for `spark-submit --packages`."""
-    from harvester.pipeline.session import connectors, spark_version
+    from harvester.pipeline.session import DELTA, connectors, spark_version
 
-    print(",".join(str(one) for one in connectors(spark_version())))
+    print(",".join(str(one) for one in connectors(spark_version(), format_ or DELTA)))
 
 
 @app.command("fetch")
-def fetch() -> None:
+def fetch(format_: FormatOption = None) -> None:
     """Download the connectors into the cache now, so that a later job needs no network."""
-    from harvester.pipeline.session import connector_jars, spark_version
+    from harvester.pipeline.session import DELTA, connector_jars, spark_version
 
-    connector_jars(spark_version(), progress=say)
+    connector_jars(spark_version(), format_ or DELTA, progress=say)

@@ -21,6 +21,7 @@ from harvester_cli.signals import stop_on_signal
 def lake(
     topic: options.TopicsOption,
     to: options.TablesOption,
+    format_: options.FormatOption = None,
     once: options.OnceOption = False,
     every: options.EveryOption = "10s",
     max_records: Annotated[int, typer.Option(min=1, help="Maximum per batch.")] = 2_000_000,
@@ -29,7 +30,8 @@ def lake(
         str, typer.Option(metavar="DURATION", help="How often to fold new states into the table `current`, or `never`.")
     ] = "10m",
     checkpoint: Annotated[
-        str | None, options.directory("Checkpoint of the stream [default: checkpoint, next to the tables].")
+        str | None,
+        options.directory("Checkpoint of the stream [default: checkpoint, next to tables in a directory]."),
     ] = None,
     json_schema: Annotated[
         list[str] | None,
@@ -55,7 +57,7 @@ def lake(
     *,
     job: Job,
 ) -> None:
-    """Maintain Delta tables of topics: each (incarnation, id) once, its repeats, the state of each key, and rejects.
+    """Maintain tables of topics: each (incarnation, id) once, its repeats, the state of each key, and rejects.
 
     Exactly once across kill and restart: restart it with the same directory. SIGTERM and Ctrl-C stop it.
     """
@@ -68,7 +70,7 @@ def lake(
         raise typer.BadParameter(f"{', '.join(both)} is also a --topic", param_hint="--retire-topic")
     begin, _ = options.period(start_at, None, "--start-at")
 
-    with job.spark("lake") as spark:
+    with job.spark("lake", format_=format_) as spark:
         from harvester.pipeline.lake.job import BatchDone, LakeSettings, run
         from harvester.pipeline.lake.recovery import Recovery
         from harvester.pipeline.lake.silver import from_ddl
@@ -116,7 +118,8 @@ def rebuild(
 
 @grouped
 def erase(
-    lake: Annotated[str, options.directory("The tables of `pipeline lake`; its job must have ended.")],
+    lake: Annotated[str, options.tables("The tables of `pipeline lake`; its job must have ended.")],
+    format_: options.FormatOption = None,
     key: Annotated[str | None, typer.Option(help="The key to erase.")] = None,
     key_base64: Annotated[
         str | None, typer.Option("--key-base64", metavar="BASE64", help="The key, if it is not text.")
@@ -148,7 +151,7 @@ def erase(
         if certificate.is_dir() or not os.access(certificate if certificate.exists() else parent, os.W_OK):
             raise typer.BadParameter(f"{certificate} cannot be written", param_hint="--certificate")
     outbox = (job.config.data_source, job.config.table) if database else None
-    with job.spark("erase") as spark:
+    with job.spark("erase", format_=format_) as spark:
         from harvester.pipeline.lake.erase import erase as run
         from harvester.pipeline.session import clear_errors
 
@@ -171,7 +174,8 @@ def erase(
 
 @grouped
 def views(
-    lake: Annotated[str, options.directory("The tables of `pipeline lake`.")],
+    lake: options.LakeOption,
+    format_: options.FormatOption = None,
     *,
     job: Job,
 ) -> None:
@@ -179,18 +183,21 @@ def views(
 
     Old SQL gives the same rows. But its `current` reads everything folded since: print it again from time to time.
     """
-    with job.spark("views") as spark:
+    with job.spark("views", format_=format_) as spark:
         from harvester.pipeline import schemas, tables
+        from harvester.pipeline.formats import open_store
         from harvester.pipeline.session import clear_errors
 
         with clear_errors("the views"):
-            header = tables.lake_header(spark, lake)
-            folded = tables.properties(spark, tables.path_of(lake, "current")).get(tables.FOLDED)
+            store = open_store(spark, lake)
+            header, folded = store.header(), store.properties("current").get(tables.FOLDED)
     queries = {
-        "bronze": schemas.bronze(lake, header),
-        "deliveries": schemas.deliveries(schemas.at(f"{lake}/silver"), header),
-        "current": schemas.current(lake, header, folded),
-        "history": schemas.history(lake, header),
+        "bronze": schemas.bronze(store.at, header),
+        "deliveries": schemas.deliveries(store.at("silver"), header),
+        "current": schemas.current(store.at, header, folded),
+        "history": schemas.history(store.at, header),
     }
+    for name, value in store.settings().items():
+        print(f"SET {name}={value};")
     for name, query in queries.items():
         print(f"CREATE OR REPLACE VIEW {name} AS {query};")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def metrics(
     topic: options.TopicsOption,
     to: options.TablesOption,
+    format_: options.FormatOption = None,
     once: options.OnceOption = False,
     every: options.EveryOption = "10s",
     window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window, in whole seconds.")] = "1m",
@@ -38,7 +39,7 @@ def metrics(
     *,
     job: Job,
 ) -> None:
-    """Maintain a Delta table of activity in topics, by window: throughput, latency, lanes and the hottest keys.
+    """Maintain a table of activity in topics, by window: throughput, latency, lanes and the hottest keys.
 
     Each window is written once, when it closes. Restart it with the same directory; SIGTERM and Ctrl-C stop it.
     """
@@ -49,7 +50,7 @@ def metrics(
     if window_s < 1 or window_s != int(window_s):
         raise typer.BadParameter("must be whole seconds, at least one", param_hint="--window")
 
-    with job.spark("metrics") as spark:
+    with job.spark("metrics", format_=format_) as spark:
         from harvester.pipeline.metrics.job import ALL, MetricsBatchDone, MetricsSettings, run
 
         settings = MetricsSettings(

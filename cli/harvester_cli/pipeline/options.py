@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from harvester_cli.coordination_options import BootstrapOption
@@ -31,6 +32,16 @@ def directory(help_: str, *names: str) -> Any:
     return typer.Option(*names, metavar="DIRECTORY", parser=absolute, help=help_)
 
 
+def place(path: str) -> str:
+    """Where tables are. What may be catalog.schema stays: only Spark knows its catalogs."""
+    return path if re.fullmatch(r"[\w-]+(\.[\w-]+)+", path) else absolute(path)
+
+
+def tables(help_: str, *names: str) -> Any:
+    """An option that names a place of tables."""
+    return typer.Option(*names, metavar="DIRECTORY|CATALOG.SCHEMA", parser=place, help=help_)
+
+
 SinceOption = Annotated[
     str | None,
     typer.Option("--from", metavar="TIME", help="From this time: ISO 8601, or a duration before now: 2h."),
@@ -39,7 +50,11 @@ UntilOption = Annotated[
     str | None, typer.Option("--until", metavar="TIME", help="Up to, but not including, this time.")
 ]
 TopicsOption = Annotated[list[str], typer.Option("--topic", help="May be given several times.")]
-TablesOption = Annotated[str, directory("Location of the tables: a path or a URL.", "--to")]
+TablesOption = Annotated[str, tables("Location of the tables: a path, a URL, or CATALOG.SCHEMA.", "--to")]
+LakeOption = Annotated[str, tables("The tables of `pipeline lake`.")]
+FormatOption = Annotated[
+    Literal["delta", "iceberg"] | None, typer.Option("--format", help="Format of the tables [default: delta].")
+]
 OnceOption = Annotated[bool, typer.Option("--once", help="Read up to the current ends of the topics, then exit.")]
 EveryOption = Annotated[str, typer.Option("--every", metavar="DURATION", help="How often to begin a batch.")]
 CompactOption = Annotated[
@@ -83,12 +98,14 @@ class Job:
         return {**for_java(self.config.common_options()), **pairs(self.kafka_options, "--kafka")}
 
     @contextmanager
-    def spark(self, name: str, *conf: str) -> Iterator[SparkSession]:
-        """Spark, running for the duration of the block; `conf` wins over --conf."""
+    def spark(self, name: str, *conf: str, format_: str | None = None) -> Iterator[SparkSession]:
+        """Spark, running for the duration of the block; `conf` and the format of the tables win over --conf."""
         from harvester.pipeline import session
 
         level = (self.log_level or "FATAL").upper().replace("WARNING", "WARN")
         given = pairs([*(self.conf or ()), *conf], "--conf")
+        if format_ is not None:
+            given[session.FORMAT] = format_
         settings = session.SessionSettings(f"harvester {name}", self.master, given, level)
         assert self.kafka is not None  # problems with the options are reported before Spark starts
         with session.session(settings, progress=say) as running:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 @grouped
 def replay(
-    lake: Annotated[
-        str, options.directory("The tables of `pipeline lake`.")
-    ],
+    lake: options.LakeOption,
+    format_: options.FormatOption = None,
     since: options.SinceOption = None,
     until: options.UntilOption = None,
     by: Annotated[
@@ -80,7 +79,7 @@ def replay(
         destination = to_topic, suffix, into_original
         request = _request(options.period(since, until), by, topic or [], keys, destination, as_new)
 
-    with job.spark("replay", "spark.speculation=false") as spark:
+    with job.spark("replay", "spark.speculation=false", format_=format_) as spark:
         from harvester.pipeline.replay.job import ReplaySettings, ReplaySliceDone, begin, load, preview, run
         from harvester.pipeline.replay.plan import ReplayRate
 

@@ -29,10 +29,12 @@ from harvester.outbox.tables import OutboxTable, as_bytes
 from harvester.pipeline import schemas, source, streaming, tables
 from harvester.pipeline.audit.checks import AcceptedLoss
 from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, RECORDS, RecordSource
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.jdbc import JdbcSource
 from harvester.pipeline.lake.batch import batch_name, done_again, ids_file
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.source import Place
+from harvester.pipeline.store import TableStore
 
 _OPEN_S = 60.0  # the default of brokers for transactions without a word from their producer
 _LOOK_S = 0.5
@@ -166,7 +168,7 @@ def require(spark: SparkSession, kafka: Mapping[str, str], topics: tuple[str, ..
     if lake is None:
         source.require_topics(spark, kafka, topics)
     else:
-        tables.lake_header(spark, lake)
+        open_store(spark, lake).header()
 
 
 def from_topics(
@@ -192,9 +194,10 @@ def from_topics(
 
 def from_lake(spark: SparkSession, root: str, since: datetime | None, checkpoint: str | None = None) -> Input:
     """The view `bronze` of the whole batches of `pipeline lake`. Raises InputMissing, TableMismatch."""
-    where = checkpoint or tables.path_of(root, "checkpoint")
+    store = open_store(spark, root)
+    where = checkpoint or store.beside("checkpoint")
     before = half_written(spark, where)
-    rows = spark.sql(schemas.bronze(root, tables.lake_header(spark, root), before))
+    rows = spark.sql(schemas.bronze(store.at, store.header(), before))
     if since is not None:
         rows = rows.where(F.col("timestamp") >= F.lit(since))
     last = streaming.planned(spark, where, int(before) - 1) if before is not None else None
@@ -251,9 +254,9 @@ def lake_notes(spark: SparkSession, root: str | None, records: DataFrame, since:
     """`root` None: no lake. `records`: RECORDS of it. `since`: where reading began."""
     if root is None:
         return LakeNotes()
-    erasures = _archived_erasures(spark, root)
-    path = tables.path_of(root, schemas.LOSSES_TABLE.name)
-    noted = spark.read.format("delta").load(path) if tables.exists(spark, path) else None
+    store, name = open_store(spark, root), schemas.LOSSES_TABLE.name
+    erasures = _archived_erasures(store)
+    noted = store.table(name) if store.exists(name) else None
     if noted is None or noted.isEmpty():
         return LakeNotes(erasures=erasures)
     # What was noted before reading began has left nothing of the first log to read.
@@ -284,16 +287,14 @@ _NO_END = 2**63 - 1
 
 def erased(spark: SparkSession, root: str) -> DataFrame | None:
     """GIVEN_UP: the numbers of what was erased from a lake."""
-    path = tables.path_of(root, schemas.ERASURES_TABLE.name)
-    if not tables.exists(spark, path):
-        return None
-    return spark.read.format("delta").load(path).select(*GIVEN_UP.names).distinct()
+    store, name = open_store(spark, root), schemas.ERASURES_TABLE.name
+    return store.table(name).select(*GIVEN_UP.names).distinct() if store.exists(name) else None
 
 
-def _archived_erasures(spark: SparkSession, root: str) -> tuple[AcceptedLoss, ...]:
+def _archived_erasures(store: TableStore) -> tuple[AcceptedLoss, ...]:
     """What was erased from a lake while the archive kept it. One for each topic, however many keys there were."""
-    path = tables.path_of(root, schemas.ERASURES_TABLE.name)
-    rows = spark.read.format("delta").load(path) if tables.exists(spark, path) else None
+    name = schemas.ERASURES_TABLE.name
+    rows = store.table(name) if store.exists(name) else None
     if rows is None or "timestamp" not in rows.columns:
         return ()
     # Noted twice where an erasure was repeated.

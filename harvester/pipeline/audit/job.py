@@ -47,8 +47,10 @@ from harvester.pipeline.audit.schemas import (
     Severity,
 )
 from harvester.pipeline.errors import PipelineError
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.session import clear_errors, is_one_process
+from harvester.pipeline.store import TableStore
 
 MARGIN = timedelta(hours=1)
 _NEVER = datetime.fromtimestamp(0, UTC)
@@ -133,7 +135,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
     with ExitStack() as kept, clear_errors("the audit", AuditUnfinished, "it changes nothing: repeat it"):
         inputs.require(spark, settings.kafka, settings.topics, settings.lake)
         if settings.to is not None:
-            tables.prepare(spark, settings.to, [FINDINGS_TABLE, AUDITS_TABLE])
+            open_store(spark, settings.to).prepare([FINDINGS_TABLE, AUDITS_TABLE])
         past = _history(spark, settings, began, kept, progress)
         given = _input(spark, settings, began, progress)
         rows = inputs.trimmed(given.bronze, settings.since, settings.until, settings.notice_topic)
@@ -205,7 +207,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
             streams=streams, terms=checks.terms(streams),
         )  # fmt: skip
         if settings.to is not None:
-            write(spark, settings.to, report, findings)
+            write(open_store(spark, settings.to), report, findings)
         return report
 
 
@@ -355,10 +357,10 @@ def collect_hot_keys(counts: DataFrame) -> tuple[tuple[HotKey, ...], skew.Skew |
     return named, judged
 
 
-def write(spark: SparkSession, root: str, report: AuditReport, findings: DataFrame) -> None:
+def write(store: TableStore, report: AuditReport, findings: DataFrame) -> None:
     """Adds the findings, then the report: a report that is there has all its findings."""
     rows = findings.withColumn("audited_at", F.lit(report.audited_at)).select(*FINDINGS_TABLE.schema.names)
-    tables.append(rows, root, FINDINGS_TABLE.name)
+    store.append(rows, FINDINGS_TABLE.name)
     row = {"audited_at": report.audited_at, "holds": report.holds, "report": report.to_json()}
-    one = spark.range(1).select(*(F.lit(row[name]).alias(name) for name in AUDITS_TABLE.schema.names))
-    tables.append(one, root, AUDITS_TABLE.name)
+    one = store.spark.range(1).select(*(F.lit(row[name]).alias(name) for name in AUDITS_TABLE.schema.names))
+    store.append(one, AUDITS_TABLE.name)

@@ -3,7 +3,7 @@
 A batch is decided before anything is written, from its own records and from the ids that silver had after the batch
 before. Those are kept in a file beside the checkpoint's own, one for each batch, written last. So a batch that is cut
 off comes again with the same records and the same ids, and is decided alike. Its appends bear the checkpoint's name and
-the batch's number, by which Delta leaves out what it has. In which order they come makes no difference.
+the batch's number, by which tables leave out what they have. In which order they come makes no difference.
 
 After a batch that was given up half written, the next one takes the records that no table has, and repeats of ids that
 silver lacks: it decides these anew, since Kafka may have lost the first delivery.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import StructType
 
@@ -28,6 +28,7 @@ from harvester.pipeline import schemas, tables
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.schemas import BAD_PAYLOAD
+from harvester.pipeline.store import TableStore
 
 _IN_A_FILE = 100_000
 _KEPT = 5
@@ -67,8 +68,7 @@ class LakeBatch:
     `_stored` are the ids that silver has after the batch `_number`, `_known` the incarnations that are in their table.
     """
 
-    spark: SparkSession
-    root: str
+    store: TableStore
     checkpoint: str
     owner: str
     header: str
@@ -85,7 +85,7 @@ class LakeBatch:
         stored, again, is_there = self._stored, None, False
         if self._number != number - 1:
             stored, again = self._load(number)
-            last = tables.last_written(self.spark, self.root, ["silver"], self.owner)
+            last = self.store.last_written(["silver"], self.owner)
             is_there = last is not None and last >= number
         with ExitStack() as stack:
             # Fetched from Kafka once. To pack what is read twice would take longer than to read it.
@@ -99,27 +99,27 @@ class LakeBatch:
             self.require_same()
             places, repeated = None, 0
             if suspects := found.ids.suspects(stored):
-                before = self._table("silver").where(F.col("batch") < batch_name(number))
+                before = self.store.table("silver").where(F.col("batch") < batch_name(number))
                 places = self._kept(silver.repeats(bronze, suspects, before), stack)
                 repeated = places.count()
             self._know(found, number)
             self._append_all(bronze, places if repeated else None, repeated, found, number, again)
             if again is not None:
-                path = tables.path_of(self.root, "repeats")
-                self.spark.sql(schemas.keep_latest(path, tables.path_of(self.root, "silver"), batch_name(again)))
+                at = self.store.at
+                self.store.change(schemas.keep_latest(at("repeats"), at("silver"), batch_name(again)))
             if again is not None or is_there:
                 # Done once more, this batch may find less: the latest have been kept, or Kafka has compacted the topic.
                 # Silver says what it has written.
-                written = self._table("silver").where(F.col("batch") == batch_name(number))
+                written = self.store.table("silver").where(F.col("batch") == batch_name(number))
                 found = silver.summed_up(silver.overview(written).collect())
         self._number = None
         stored.add(found.ids)
         self.hit("lake.ids")
-        tables.write_text(self.spark, ids_file(self.checkpoint, number), stored.to_text())
+        tables.write_text(self.store.spark, ids_file(self.checkpoint, number), stored.to_text())
         self._number, self._stored = number, stored
         if number % _KEPT == 0:
             old = range(number - 2 * _KEPT, number - _KEPT)
-            tables.remove(self.spark, [ids_file(self.checkpoint, one) for one in old])
+            tables.remove(self.store.spark, [ids_file(self.checkpoint, one) for one in old])
         self.hit("lake.end")
         self.done(number)
 
@@ -166,15 +166,15 @@ class LakeBatch:
 
     def _append(self, name: str, rows: DataFrame, number: int) -> None:
         self.hit(f"lake.{name.partition('/')[0]}")
-        tables.append(rows, self.root, name, (self.owner, number))
+        self.store.append(rows, name, (self.owner, number))
 
     def _know(self, found: silver.BatchOverview, number: int) -> None:
         """Incarnations come first: without its own a row of silver is in no view of states."""
         if found.since_us.keys() <= self._known:
             return
-        self._known.update(row["incarnation"] for row in self._table("incarnations").collect())
+        self._known.update(row["incarnation"] for row in self.store.table("incarnations").collect())
         if unknown := {name: us for name, us in found.since_us.items() if name not in self._known}:
-            self._append("incarnations", silver.incarnations(self.spark, unknown), number)
+            self._append("incarnations", silver.incarnations(self.store.spark, unknown), number)
             self._known.update(unknown)
 
     def _load(self, number: int) -> tuple[StoredIds, int | None]:
@@ -182,20 +182,20 @@ class LakeBatch:
 
         Where they are lost, or nobody kept them, silver knows the highest ones.
         """
-        text = tables.read_text(self.spark, ids_file(self.checkpoint, number - 1))
+        text = tables.read_text(self.store.spark, ids_file(self.checkpoint, number - 1))
         if text is not None:
             with suppress(CorruptSeenIds):
                 return StoredIds.from_text(text), None
-        rows = self._table("silver").where(F.col("batch") < batch_name(number))
+        rows = self.store.table("silver").where(F.col("batch") < batch_name(number))
         highest = rows.groupBy("incarnation").agg(F.max("id").alias("id")).collect()
         return StoredIds(floors={UUID(row["incarnation"]): row["id"] for row in highest}), done_again(text)
 
     def _undecided(self, again: int, number: int) -> DataFrame:
         """schemas.BRONZE of the repeats in batches from `again` on whose ids silver lacks without this batch."""
         name, place = ["incarnation", "id"], ["topic", "partition", "offset", "timestamp"]
-        rows = self.spark.sql(schemas.deliveries(schemas.at(tables.path_of(self.root, "repeats")), self.header))
+        rows = self.store.spark.sql(schemas.deliveries(self.store.at("repeats"), self.header))
         rows = rows.where((F.col("batch") >= batch_name(again)) & (F.col("batch") < batch_name(number)))
-        before = self._table("silver").where(F.col("batch") < batch_name(number)).select(*name)
+        before = self.store.table("silver").where(F.col("batch") < batch_name(number)).select(*name)
         there = before.join(rows.select(*name), name, "left_semi").distinct()
         rows = rows.join(there, name, "left_anti").dropDuplicates(place)
         return rows.withColumn("problem", F.lit(None).cast("string")).select(*schemas.BRONZE.names)
@@ -203,16 +203,13 @@ class LakeBatch:
     def _since(self, name: str, first: int, number: int) -> DataFrame:
         """What batches from the `first` on have written, without this one, and rows of which nobody knows."""
         batch = F.coalesce("batch", F.lit(batch_name(first)))
-        return self._table(name).where((batch >= batch_name(first)) & (batch < batch_name(number)))
+        return self.store.table(name).where((batch >= batch_name(first)) & (batch < batch_name(number)))
 
     def _kept(self, rows: DataFrame, stack: ExitStack) -> DataFrame:
         # On disk, for the most part the system's cache: in Java's own memory it costs more than it saves.
         kept = rows.persist(StorageLevel.DISK_ONLY)
         stack.callback(kept.unpersist)
         return kept
-
-    def _table(self, name: str) -> DataFrame:
-        return self.spark.read.format("delta").load(tables.path_of(self.root, name))
 
 
 def _files(records: int) -> int:

@@ -35,34 +35,20 @@ from harvester.pipeline import schemas, tables
 from harvester.pipeline.audit.report import key_text
 from harvester.pipeline.audit.schemas import AUDITS_TABLE, FINDINGS_TABLE
 from harvester.pipeline.errors import PipelineError
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import recovery
 from harvester.pipeline.lake.silver import payload_table
 from harvester.pipeline.metrics.windows import KEYS, METRICS
 from harvester.pipeline.replay.job import DIRECTORY
-from harvester.pipeline.session import java_class
+from harvester.pipeline.store import END_JOBS, ErasedTable, TableStore
 
 _KEYED = ("silver", "repeats", "rejects", "current")
-_VACUUM = (
-    # Files that nothing refers to may be of now.
-    ("spark.databricks.delta.retentionDurationCheck.enabled", "false"),
-    ("spark.databricks.delta.vacuum.logging.enabled", "true"),
-)
 _NOT_REACHED = (
     "Kafka's topics: the records stay until retention or compaction removes them",
     "the store of large values: `objects` are to be erased there, and those of records that the lake has not read",
     "the checkpoint of `pipeline metrics`: keys of open windows, until these close and Spark drops old states",
     "tables made elsewhere: metrics and an audit's findings in other directories, copies, backups",
 )
-_END_JOBS = "end the jobs that write there, then repeat this"
-
-
-@dataclass(frozen=True, slots=True)
-class ErasedTable:
-    """`versions`: the first and the last of the versions that can no longer be read."""
-
-    rows: int
-    files_removed: int
-    versions: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +87,11 @@ class Trace:
     where: str
     change: str | None = None
 
-    def removal(self, path: str) -> str:
-        """The statement that removes it from the table in a directory."""
+    def removal(self, at: str) -> str:
+        """The statement that removes it from a table."""
         if self.change is None:
-            return f"DELETE FROM {schemas.at(path)} WHERE {self.where}"
-        return f"UPDATE {schemas.at(path)} SET {self.change} WHERE {self.where}"
+            return f"DELETE FROM {at} WHERE {self.where}"
+        return f"UPDATE {at} SET {self.change} WHERE {self.where}"
 
 
 def traces_of_other_jobs(key: bytes, of_topics: str) -> dict[str, Trace]:
@@ -137,72 +123,63 @@ def erase(
     Repeatable, after a failure as well. Raises InputMissing, TableMismatch, CheckpointMismatch, DatabaseUnavailable,
     SchemaError before anything is erased; PipelineError where the key is back at the end.
     """
-    header = tables.lake_header(spark, root)
-    owner = tables.properties(spark, tables.path_of(root, "silver")).get(tables.OWNER)
-    recovery.require_idle(spark, checkpoint or tables.path_of(root, "checkpoint"), owner)
-    tables.prepare(spark, root, schemas.TABLES, owner, header)
+    store = open_store(spark, root).in_new_session()
+    header, owner = store.header(), store.properties("silver").get(tables.OWNER)
+    recovery.require_idle(spark, checkpoint or store.beside("checkpoint"), owner)
+    store.prepare(schemas.TABLES, owner, header)
     of_topics = f" AND topic IN ({', '.join(map(schemas.text, topics))})" if topics else ""
     named = f"key = X'{key.hex()}'"
     chosen = named + of_topics
     traces = dict.fromkeys(_KEYED, Trace(chosen))
     with_columns = {payload_table(topic, StructType()).name for topic in topics}
-    for name in (f"json/{one}" for one in tables.listing(spark, tables.path_of(root, "json"))):
+    for name in store.values():
         if not topics or name in with_columns:
             traces[name] = Trace(named)
     others = traces_of_other_jobs(key, of_topics).items()
-    traces |= {name: trace for name, trace in others if tables.exists(spark, tables.path_of(root, name))}
-    quiet = spark.newSession()
-    # Into so many parts a vacuum cuts its list of directories, of which there are a few: 10,000 as Spark has it.
-    tasks = str(spark.sparkContext.defaultParallelism)
-    for setting, value in (*_VACUUM, ("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)):
-        quiet.conf.set(setting, value)
+    traces |= {name: trace for name, trace in others if store.exists(name)}
     # Told before the first row is gone: what is cut off afterwards could not find them again.
-    for url in (objects := _objects(quiet, root, chosen)):
+    for url in (objects := _objects(store, chosen)):
         say(f"to be erased from the store: {url}")
     erased = None if database is None else erase_rows(*database, key, topics)
-    _keep_numbers(quiet, root, chosen, archived=database is None)
-    for replay in (replays := _forget_replays(spark, root, key)):
+    _keep_numbers(store, chosen, archived=database is None)
+    for replay in (replays := _forget_replays(store, key)):
         say(f"the replay {replay} is forgotten")
     found = {}
     for name, trace in traces.items():
-        found[name] = _erased(quiet, tables.path_of(root, name), trace)
+        found[name] = store.erase(name, trace.where, trace.removal(store.at(name)))
         say(f"{name}: {found[name].rows:,} rows")
     for name, trace in traces.items():
-        if not _rows(quiet, root, name).where(trace.where).isEmpty():
-            raise PipelineError(f"the key is in {name} again", hint=_END_JOBS)
+        if not store.table(name).where(trace.where).isEmpty():
+            raise PipelineError(f"the key is in {name} again", hint=END_JOBS)
     digest = hashlib.sha256(key).hexdigest()
     return Certificate(datetime.now(UTC), digest, tuple(topics), root, found, erased, replays, objects)
 
 
-def _rows(spark: SparkSession, root: str, name: str) -> DataFrame:
-    return spark.read.format("delta").load(tables.path_of(root, name))
-
-
-def _objects(spark: SparkSession, root: str, chosen: str) -> tuple[str, ...]:
+def _objects(store: TableStore, chosen: str) -> tuple[str, ...]:
     """URLs of the objects that the chosen records name (docs/large-values.md)."""
     named = f"try_element_at(filter(headers, one -> one.key = {schemas.text(HEADER)}), -1).value"
     url = F.expr(f"try_validate_utf8(CAST({named} AS STRING)) AS url")
-    parts = [_rows(spark, root, name).where(chosen).select(url) for name in _KEYED]
+    parts = [store.table(name).where(chosen).select(url) for name in _KEYED]
     rows = reduce(DataFrame.unionByName, parts).where("url IS NOT NULL").distinct()
     return tuple(sorted(row["url"] for row in rows.collect()))
 
 
-def _keep_numbers(spark: SparkSession, root: str, chosen: str, *, archived: bool) -> None:
+def _keep_numbers(store: TableStore, chosen: str, *, archived: bool) -> None:
     """`archived`: the archive may list the records on. Silver has each of its ids once."""
     for name in ("silver", "repeats"):
-        rows = _rows(spark, root, name).where(chosen).withColumn("erased_at", F.current_timestamp())
+        rows = store.table(name).where(chosen).withColumn("erased_at", F.current_timestamp())
         if not (archived and name == "silver"):
             rows = rows.withColumns(
                 {"topic": F.expr("CAST(NULL AS STRING)"), "timestamp": F.expr("CAST(NULL AS TIMESTAMP)")}
             )
         numbers = rows.select(*schemas.ERASURES.names)
         if not numbers.isEmpty():
-            tables.append(numbers, root, schemas.ERASURES_TABLE.name)
+            store.append(numbers, schemas.ERASURES_TABLE.name)
 
 
-def _forget_replays(spark: SparkSession, root: str, key: bytes) -> tuple[str, ...]:
+def _forget_replays(store: TableStore, key: bytes) -> tuple[str, ...]:
     """Removes the notes of replays that were asked for the key; the version of silver that they read goes as well."""
-    where, asked = tables.path_of(root, DIRECTORY), json.dumps(base64.b64encode(key).decode())
+    spark, where, asked = store.spark, store.beside(DIRECTORY), json.dumps(base64.b64encode(key).decode())
     names = [
         name
         for name in tables.listing(spark, where)
@@ -210,27 +187,6 @@ def _forget_replays(spark: SparkSession, root: str, key: bytes) -> tuple[str, ..
     ]  # fmt: skip
     tables.remove(spark, [f"{where}/{name}" for name in names])
     return tuple(sorted({name.partition(".")[0] for name in names}))
-
-
-def _erased(spark: SparkSession, path: str, trace: Trace) -> ErasedTable:
-    """Done again it goes on where it was cut off: rows may be deleted whose files are still there."""
-    at = schemas.at(path)
-    rows = spark.sql(trace.removal(path)).collect()[0][0]
-    spark.sql(f"REORG TABLE {at} APPLY (PURGE)")
-    spark.sql(f"VACUUM {at} RETAIN 0 HOURS")
-    last = spark.sql(f"DESCRIBE HISTORY {at} LIMIT 1").select("version", "operationMetrics").collect()[0]
-    log = java_class(spark, "org.apache.spark.sql.delta.DeltaLog").forTable(spark._jsparkSession, path)
-    none = java_class(spark, "scala.Option").empty()
-    log.update(False, none, none)
-    log.checkpoint()
-    # Of the log before this version nothing is needed to read it. It has predicates, and bounds of columns.
-    there = {name: int(name[:20]) for name in tables.listing(spark, f"{path}/_delta_log") if name[:20].isdigit()}
-    if not any(number == last["version"] and ".checkpoint" in name for name, number in there.items()):
-        raise PipelineError(f"{path} was written to meanwhile", hint=_END_JOBS)
-    old = {name: number for name, number in there.items() if number < last["version"]}
-    tables.remove(spark, [f"{path}/_delta_log/{name}" for name in old])
-    versions = (min(old.values()), max(old.values())) if old else None
-    return ErasedTable(int(rows), int(last["operationMetrics"].get("numDeletedFiles", 0)), versions)
 
 
 def erase_rows(dsn: str, table: OutboxTable, key: bytes, topics: Collection[str]) -> ErasedRows:

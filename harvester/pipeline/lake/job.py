@@ -1,4 +1,4 @@
-"""The job `lake`: harvested topics into Delta tables, exactly once across kill and restart.
+"""The job `lake`: harvested topics into tables, exactly once across kill and restart.
 
 A batch is a range of offsets that Spark has written down before it begins, so a killed batch comes again with the same
 records. `batch` says why each write of it has the same effect once and twice.
@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from harvester.origin import HEADER
 from harvester.pipeline import source, streaming, tables
 from harvester.pipeline.errors import TableMismatch
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import recovery
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.recovery import Recovery
@@ -76,30 +77,29 @@ def run(
     """
     source.require_topics(spark, settings.kafka, settings.topics)
     with clear_errors("the lake"):
-        where = settings.checkpoint or f"{settings.root.rstrip('/')}/checkpoint"
-        if tables.exists(spark, tables.path_of(settings.root, "bronze")):
+        store = open_store(spark, settings.root)
+        where = settings.checkpoint or store.beside("checkpoint")
+        if not store.is_catalog and store.exists("bronze"):
             raise TableMismatch(f"{settings.root} is a lake of an earlier version", hint=tables.REBUILD)
         columns = {topic: payload.simpleString() for topic, payload in settings.payloads.items()}
-        wanted = Manifest(uuid.uuid4().hex, "lake", settings.topics, settings.header, columns)
-        manifest = recovery.claim(spark, settings.root, where, settings.kafka, wanted, settings.recovery, say)
         tables_of = {topic: payload_table(topic, payload) for topic, payload in settings.payloads.items()}
-        tables.prepare(spark, settings.root, [*TABLES, *tables_of.values()], manifest.owner, settings.header)
+        store.require_types(tables_of.values())
+        wanted = Manifest(uuid.uuid4().hex, "lake", settings.topics, settings.header, columns)
+        manifest = recovery.claim(store, where, settings.kafka, wanted, settings.recovery, say)
+        store.prepare([*TABLES, *tables_of.values()], manifest.owner, settings.header)
         # As they are stored: columns that were asked for in an earlier run stay, in the order they came in.
-        stored = {
-            topic: tables.load(spark, settings.root, table).select("data.*").schema
-            for topic, table in tables_of.items()
-        }
+        stored = {topic: store.load(table).select("data.*").schema for topic, table in tables_of.items()}
         for topic, payload in stored.items():
             if manifest.payloads.get(topic) != columns[topic]:
-                fill_in(spark, settings.root, settings.header, topic, payload, say)
+                fill_in(store, settings.header, topic, payload, say)
         if manifest.payloads != columns:
             streaming.store(spark, where, replace(manifest, payloads=columns))
-        recovery.note_logs(spark, settings.root, manifest)
+        recovery.note(store, where, manifest)
         hit = failpoints.load().hit
         by_day = ["silver", "repeats", "rejects", *(table.name for table in tables_of.values())]
-        upkeep = Upkeep(spark, settings.root, settings.header, by_day, settings.compact_every, settings.fold_s, hit)
+        upkeep = Upkeep(store, settings.header, by_day, settings.compact_every, settings.fold_s, hit)
         batch = LakeBatch(
-            spark, settings.root, where, manifest.owner, settings.header, stored, hit, upkeep.after,
+            store, where, manifest.owner, settings.header, stored, hit, upkeep.after,
             lambda: recovery.require_same(spark, settings.kafka, manifest),
         )  # fmt: skip
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)

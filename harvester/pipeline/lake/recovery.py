@@ -21,10 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas, source, streaming, tables
-from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
+from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError
 from harvester.pipeline.lake.batch import batch_name, done_again, ids_file, to_do_again
 from harvester.pipeline.lake.silver import local
 from harvester.pipeline.source import Place
+from harvester.pipeline.store import TableStore
 from harvester.pipeline.streaming import Manifest, Plan, TopicLog
 
 
@@ -147,38 +148,37 @@ def followed(stored: Manifest | None, ids: Mapping[str, str], behind: int) -> di
 
 
 def claim(
-    spark: SparkSession,
-    root: str,
+    store: TableStore,
     where: str,
     kafka: Mapping[str, str],
     wanted: Manifest,
     chosen: Recovery,
     say: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
-    """Claims the checkpoint `where` for the tables in `root`; `wanted` has a name for a new one.
+    """Claims the checkpoint `where` for the tables; `wanted` has a name for a new one.
 
     Of its `payloads` those that the manifest does not have are to be filled in.
 
     Raises CheckpointMismatch, TableMismatch, InputMissing unless the lake can go on with what is allowed; then nothing
     was changed.
     """
-    silver = tables.path_of(root, "silver")
-    owner = tables.properties(spark, silver).get(tables.OWNER) if tables.exists(spark, silver) else None
-    stored, used, broken = _examined(spark, root, where, owner)
+    spark = store.spark
+    owner = store.properties("silver").get(tables.OWNER) if store.exists("silver") else None
+    stored, used, broken = _examined(store, where, owner)
     progress: Progress | None = None
     if chosen.adopt:
         _require_lost(spark, where, stored, owner, broken)
-        progress, stored = _of_tables(spark, root, wanted)
+        progress, stored = _of_tables(store, wanted)
     elif broken is not None:
         raise broken
     else:
-        streaming.require_table(spark, where, silver, used=used)
+        streaming.require_table(store, where, "silver", used=used)
         if stored is not None and stored.job == wanted.job:
             progress = _of_checkpoint(spark, where)
     if strange := [topic for topic in chosen.retire if stored is None or topic not in stored.topics]:
         raise CheckpointMismatch(f"the lake does not read {', '.join(strange)}", hint="leave --retire-topic out")
     if chosen.start_at is not None and progress is not None:
-        raise CheckpointMismatch(f"the lake in {root} has begun, and goes on where it is", hint=_NOT_NEW)
+        raise CheckpointMismatch(f"the lake in {store.root} has begun, and goes on where it is", hint=_NOT_NEW)
     left = stored and replace(stored, topics=tuple(one for one in stored.topics if one not in chosen.retire))
     decided = streaming.decide(left, replace(wanted, payloads={}), where, used=used)
     plan: Plan | None = None
@@ -189,26 +189,31 @@ def claim(
             log = _log(brokers, [*wanted.topics, *chosen.retire])
             progress = replace(progress, logs=decided.logs)
             added = set(wanted.topics) - set(left.topics) if left is not None and not chosen.adopt else ()
-            returning = _returning(spark, root, added)
-            plan = _resolved(spark, root, progress, log, decided, chosen, returning, late=late, say=say)
+            returning = _returning(store, added)
+            plan = _resolved(store, progress, log, decided, chosen, returning, late=late, say=say)
         elif chosen.start_at is not None:
             places = brokers.places(wanted.topics)
             plan = Plan(0, brokers.since(places, chosen.start_at, brokers.latest(places)))
     if chosen.adopt:
-        _set_aside(spark, root, where, say)
+        _set_aside(store, where, say)
     if plan is not None:
         plan = replace(plan, adopts=owner if chosen.adopt else None)
     decided = replace(decided, plan=plan, logs=followed(left, ids, -1 if progress is None else progress.number))
     if decided != stored:
         streaming.store(spark, where, decided)
-    return _carried_out(spark, root, where, decided)
+    return _carried_out(store, where, decided)
 
 
-def note_logs(spark: SparkSession, root: str, manifest: Manifest) -> None:
-    """Notes beside the tables which logs their rows are of: without the checkpoint nobody else knows."""
-    silver, text = tables.path_of(root, "silver"), streaming.logs_to_text(manifest.logs)
-    if manifest.logs and tables.properties(spark, silver).get(tables.TOPICS) != text:
-        tables.set_property(spark, silver, tables.TOPICS, text)
+def note(store: TableStore, where: str, manifest: Manifest) -> None:
+    """Notes in silver which logs its rows are of, and where the checkpoint is: without that nobody else knows."""
+    known, wanted = store.properties("silver"), {tables.TOPICS: streaming.logs_to_text(manifest.logs)}
+    if not manifest.logs:
+        wanted = {}
+    if store.is_catalog:
+        wanted[tables.CHECKPOINT] = where
+    for name, value in wanted.items():
+        if known.get(name) != value:
+            store.set_property("silver", name, value)
 
 
 def require_unread(spark: SparkSession, where: str, kafka: Mapping[str, str], manifest: Manifest) -> None:
@@ -252,20 +257,18 @@ _NOT_NEW = "--start-at is for a new one"
 _ADOPT = "make a new one from the tables with --adopt, or restore it and the tables as of the same time"
 
 
-def _examined(
-    spark: SparkSession, root: str, where: str, owner: str | None
-) -> tuple[Manifest | None, bool, PipelineError | None]:
+def _examined(store: TableStore, where: str, owner: str | None) -> tuple[Manifest | None, bool, PipelineError | None]:
     """The manifest, whether Spark has written there, and what is wrong with it for tables that the `owner` has filled.
 
     What an earlier start has written ahead is done first.
     """
     try:
-        stored, used = streaming.examine(spark, where)
+        stored, used = streaming.examine(store.spark, where)
         if stored is not None and stored.plan is not None:
-            stored, used = _carried_out(spark, root, where, stored), True
+            stored, used = _carried_out(store, where, stored), True
             owner = stored.owner
         if stored is not None and used:
-            _of_checkpoint(spark, where)
+            _of_checkpoint(store.spark, where)
     except CheckpointMismatch as error:
         return None, True, error if owner is None else CheckpointMismatch(error.message, hint=_ADOPT)
     broken: PipelineError | None = None
@@ -274,25 +277,22 @@ def _examined(
     elif stored is None and used:
         broken = CheckpointMismatch(f"{where} is the checkpoint of something else", hint=_ADOPT)
     elif stored is None or stored.owner != owner:
-        path = tables.path_of(root, "silver")
-        broken = TableMismatch(f"the table {path} was filled through another checkpoint", hint=tables.FOREIGN)
+        broken = store.filled_by_another("silver")
     else:
-        broken = streaming.outrun(spark, where, root, _written(spark, root), owner, _ADOPT)
+        broken = streaming.outrun(store, where, _written(store), owner, _ADOPT)
         # Tables that were rebuilt bear no numbers.
-        if broken is None and streaming.last_begun(spark, where) is None and not _is_empty(spark, root, "silver"):
+        if broken is None and streaming.last_begun(store.spark, where) is None and not _is_empty(store, "silver"):
             broken = CheckpointMismatch(f"the checkpoint {where} has lost how far the lake is", hint=_ADOPT)
     return stored, used, broken
 
 
-def _written(spark: SparkSession, root: str) -> list[str]:
+def _written(store: TableStore) -> list[str]:
     """The tables that batches write."""
-    values = [f"json/{name}" for name in tables.listing(spark, tables.path_of(root, "json"))]
-    return ["silver", "repeats", "rejects", "incarnations", *values]
+    return ["silver", "repeats", "rejects", "incarnations", *store.values()]
 
 
-def _is_empty(spark: SparkSession, root: str, name: str) -> bool:
-    path = tables.path_of(root, name)
-    return not tables.exists(spark, path) or spark.read.format("delta").load(path).isEmpty()
+def _is_empty(store: TableStore, name: str) -> bool:
+    return not store.exists(name) or store.table(name).isEmpty()
 
 
 def _of_checkpoint(spark: SparkSession, where: str) -> Progress | None:
@@ -334,27 +334,27 @@ def _require_lost(
         )
 
 
-def _set_aside(spark: SparkSession, root: str, where: str, say: Callable[[str], None]) -> None:
+def _set_aside(store: TableStore, where: str, say: Callable[[str], None]) -> None:
     """Makes room for a new checkpoint, and tells what it does not know."""
-    if tables.listing(spark, where):
+    if tables.listing(store.spark, where):
         aside = f"{where}.{uuid.uuid4().hex[:8]}"
-        tables.move(spark, where, aside)
+        tables.move(store.spark, where, aside)
         say(f"what is left of the checkpoint is in {aside} now")
-    if not _is_empty(spark, root, schemas.ERASURES_TABLE.name):
+    if not _is_empty(store, schemas.ERASURES_TABLE.name):
         say("keys were erased from this lake: erase them again, since what Kafka still has of them may come back")
 
 
-def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progress, Manifest]:
+def _of_tables(store: TableStore, wanted: Manifest) -> tuple[Progress, Manifest]:
     """How far the tables are, and what a manifest for them would have."""
-    noted = tables.properties(spark, tables.path_of(root, "silver"))
-    tables.prepare(spark, root, schemas.TABLES, noted[tables.OWNER], noted.get(tables.HEADER))
-    folded = tables.properties(spark, tables.path_of(root, "current")).get(tables.FOLDED)
-    rows = _places(spark, root)
+    noted = store.properties("silver")
+    store.prepare(schemas.TABLES, noted[tables.OWNER], noted.get(tables.HEADER))
+    folded = store.properties("current").get(tables.FOLDED)
+    rows = _places(store)
     logs = streaming.logs_from_text(noted.get(tables.TOPICS))
     # Batches may have written no rows, or such as were erased since. A number that was given is never given again: what
     # bears it counts as folded, or as of a log that is gone.
     numbers = [log.since - 1 for log in logs.values()]
-    numbers.append(tables.last_written(spark, root, _written(spark, root), noted[tables.OWNER]) or 0)
+    numbers.append(store.last_written(_written(store), noted[tables.OWNER]) or 0)
     named = [rows.agg(F.max("batch")).collect()[0][0], folded, batch_name(max(0, *numbers))]
     last = max(filter(None, named))
     # Once a batch was folded, all before it are whole.
@@ -385,23 +385,18 @@ def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progre
     return progress, replace(wanted, topics=tuple(sorted(topics)), header=header, logs=logs)
 
 
-def _returning(spark: SparkSession, root: str, topics: Collection[str]) -> set[str]:
+def _returning(store: TableStore, topics: Collection[str]) -> set[str]:
     """Those of the topics that tables have records of: they were retired once."""
     if not topics:
         return set()
-    rows = _places(spark, root).where(F.col("topic").isin(*topics))
+    rows = _places(store).where(F.col("topic").isin(*topics))
     return {row["topic"] for row in rows.select("topic").distinct().collect()}
 
 
-def _places(spark: SparkSession, root: str) -> DataFrame:
+def _places(store: TableStore) -> DataFrame:
     """(topic, partition, offset, batch) of every record that a table has."""
-    return reduce(
-        DataFrame.unionByName,
-        (
-            spark.read.format("delta").load(tables.path_of(root, name)).select("topic", "partition", "offset", "batch")
-            for name in ("silver", "repeats", "rejects")
-        ),
-    )
+    every = (store.table(name) for name in ("silver", "repeats", "rejects"))
+    return reduce(DataFrame.unionByName, (rows.select("topic", "partition", "offset", "batch") for rows in every))
 
 
 def _log(brokers: source.TopicAdmin, topics: Iterable[str]) -> Log:
@@ -411,8 +406,7 @@ def _log(brokers: source.TopicAdmin, topics: Iterable[str]) -> Log:
 
 
 def _resolved(
-    spark: SparkSession,
-    root: str,
+    store: TableStore,
     progress: Progress,
     log: Log,
     decided: Manifest,
@@ -440,18 +434,17 @@ def _resolved(
     for one in (losses := [*lost, *unread]):
         say(f"accepted as lost: {one}")
     if losses:
-        path = tables.path_of(root, schemas.LOSSES_TABLE.name)
-        owner = tables.properties(spark, tables.path_of(root, "silver")).get(tables.OWNER)
-        tables.prepare(spark, root, [schemas.LOSSES_TABLE], owner, decided.header)
+        table = schemas.LOSSES_TABLE
+        store.prepare([table], store.properties("silver").get(tables.OWNER), decided.header)
         rows = [
             {"topic": one.topic, "partition": one.partition, "first_offset": one.first, "end_offset": one.end}
             for one in losses
         ]
         local(
-            spark, rows, "topic string, partition int, first_offset bigint, end_offset bigint"
+            store.spark, rows, "topic string, partition int, first_offset bigint, end_offset bigint"
         ).createOrReplaceTempView(_NEW)
-        spark.sql(schemas.merge_losses(path, _NEW))
-        spark.catalog.dropTempView(_NEW)
+        store.change(schemas.merge_losses(store.at(table.name), _NEW))
+        store.spark.catalog.dropTempView(_NEW)
     return plan
 
 
@@ -474,24 +467,23 @@ def _listed(losses: list[Loss]) -> str:
 _TOLD = 5
 
 
-def _carried_out(spark: SparkSession, root: str, where: str, manifest: Manifest) -> Manifest:
+def _carried_out(store: TableStore, where: str, manifest: Manifest) -> Manifest:
     """Does what the manifest has written ahead; whatever of it was done before has no effect."""
     plan = manifest.plan
     if plan is None:
         return manifest
     if plan.adopts is None:
         # A checkpoint that has offsets beside no tables is refused, so those of a new lake come first.
-        tables.prepare(spark, root, schemas.TABLES, manifest.owner, manifest.header)
+        store.prepare(schemas.TABLES, manifest.owner, manifest.header)
     else:
-        names = dict.fromkeys([*(table.name for table in schemas.TABLES), *_written(spark, root)])
-        for path in (tables.path_of(root, name) for name in names):
-            if tables.exists(spark, path) and tables.properties(spark, path).get(tables.OWNER) == plan.adopts:
-                tables.set_property(spark, path, tables.OWNER, manifest.owner)
+        for name in dict.fromkeys([*(table.name for table in schemas.TABLES), *_written(store)]):
+            if store.exists(name) and store.properties(name).get(tables.OWNER) == plan.adopts:
+                store.set_property(name, tables.OWNER, manifest.owner)
     if plan.since is not None:
-        tables.set_property(spark, tables.path_of(root, "silver"), tables.AGAIN, batch_name(plan.since))
-        tables.write_text(spark, ids_file(where, plan.number), to_do_again(plan.since))
-    streaming.go_on(spark, where, plan)
+        store.set_property("silver", tables.AGAIN, batch_name(plan.since))
+        tables.write_text(store.spark, ids_file(where, plan.number), to_do_again(plan.since))
+    streaming.go_on(store.spark, where, plan)
     # What the batch that was given up has not written into tables of values is in silver.
     done = replace(manifest, plan=None, payloads={} if plan.since is not None or plan.adopts else manifest.payloads)
-    streaming.store(spark, where, done)
+    streaming.store(store.spark, where, done)
     return done

@@ -14,14 +14,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import StructType
 
 from harvester.pipeline import schemas, streaming, tables
 from harvester.pipeline.errors import InputMissing, TableMismatch
+from harvester.pipeline.formats import DeltaStore, open_store
 from harvester.pipeline.lake.batch import batch_name
 from harvester.pipeline.lake.silver import bad_payloads, deliveries, expanded, payload_table, unwritten
+from harvester.pipeline.store import TableStore
 
 # What is read again and again may take longer to write.
 _CODEC = {"spark.sql.parquet.compression.codec": "zstd"}
@@ -32,8 +34,7 @@ class Upkeep:
 
     def __init__(
         self,
-        spark: SparkSession,
-        root: str,
+        store: TableStore,
         header: str,
         names: list[str],
         compact_every: int,
@@ -41,10 +42,10 @@ class Upkeep:
         hit: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`names`: the tables by day. `compact_every`: batches, 0 for never. `fold_s`: infinite for never."""
-        self._spark, self._root, self._header, self._names = spark.newSession(), root, header, names
+        self._store, self._header, self._names = store.in_new_session(), header, names
         self._compact_every, self._fold_s, self._hit = compact_every, fold_s, hit
         for name, value in _CODEC.items():
-            self._spark.conf.set(name, value)
+            self._store.spark.conf.set(name, value)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="lake-upkeep")
         self._at_it: Future[None] | None = None
         self._last: int | None = None
@@ -87,41 +88,37 @@ class Upkeep:
 
     def fold(self, number: int) -> None:
         """Take the states of all batches up to this one into `current`; repeated, it changes nothing."""
-        path = tables.path_of(self._root, "current")
-        after = tables.properties(self._spark, path).get(tables.FOLDED)
+        at = self._store.at
+        after = self._store.properties("current").get(tables.FOLDED)
         self._hit("lake.current")
-        self._spark.sql(schemas.merge_states(path, schemas.folded(self._root, self._header, after)))
+        self._store.change(schemas.merge_states(at("current"), schemas.folded(at, self._header, after)))
         self._hit("lake.folded")
-        tables.set_property(self._spark, path, tables.FOLDED, batch_name(number))
+        self._store.set_property("current", tables.FOLDED, batch_name(number))
 
     def compact(self) -> None:
         """Join the small files of days that are over, and those of `current`."""
         self._hit("lake.compaction")
         today = datetime.now(UTC).date()
         for name in self._names:
-            self._spark.sql(schemas.compact(tables.path_of(self._root, name), today))
-        self._spark.sql(schemas.compact(tables.path_of(self._root, "current")))
+            self._store.compact(name, today)
+        self._store.compact("current")
 
 
-def fill_in(
-    spark: SparkSession, root: str, header: str, topic: str, payload: StructType, say: Callable[[str], None]
-) -> None:
+def fill_in(store: TableStore, header: str, topic: str, payload: StructType, say: Callable[[str], None]) -> None:
     """Makes the table of a topic's values anew from silver, in one commit; what does not fit, `rejects` has afterwards.
 
     Repeatable. No batch may be under way, or half written and to come again.
     """
-    rows = spark.sql(schemas.deliveries(schemas.at(f"{root}/silver"), header)).where(F.col("topic") == topic)
+    rows = store.spark.sql(schemas.deliveries(store.at("silver"), header)).where(F.col("topic") == topic)
     table = payload_table(topic, payload)
     # A batch that was given up may have written values that silver lacks.
-    if rows.isEmpty() and tables.load(spark, root, table).isEmpty():
+    if rows.isEmpty() and store.load(table).isEmpty():
         return
     say(f"filling {table.name} in from silver")
-    rejects = spark.read.format("delta").load(tables.path_of(root, "rejects"))
-    known = rejects.where((F.col("reason") == schemas.BAD_PAYLOAD) & (F.col("topic") == topic))
+    known = store.table("rejects").where((F.col("reason") == schemas.BAD_PAYLOAD) & (F.col("topic") == topic))
     bad = unwritten(bad_payloads(rows, topic, payload), [known])
-    tables.append(bad.withColumn("batch", F.lit(None).cast("string")), root, "rejects")
-    filled = expanded(rows, topic, payload).write.format("delta").mode("overwrite")
-    filled.save(tables.path_of(root, table.name))
+    store.append(bad.withColumn("batch", F.lit(None).cast("string")), "rejects")
+    store.replace(expanded(rows, topic, payload), table.name)
 
 
 def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = None) -> int:
@@ -132,11 +129,12 @@ def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = No
     TableMismatch.
     """
     where = checkpoint or tables.path_of(old, "checkpoint")
-    if tables.listing(spark, new):
-        raise TableMismatch(f"{new} is not empty", hint="name a new directory")
+    before, store = DeltaStore(spark, old), open_store(spark, new)
+    if store.is_catalog or tables.listing(spark, new):
+        raise TableMismatch(f"{new} is not an empty directory", hint="name a new directory")
     text = tables.read_text(spark, f"{where}/{streaming.FILE}")
     done = [int(name) for name in tables.listing(spark, f"{where}/commits") if name.isdigit()]
-    if text is None or not done or not tables.exists(spark, tables.path_of(old, "bronze")):
+    if text is None or not done or not before.exists("bronze"):
         raise InputMissing(
             f"no lake of an earlier version in {old}",
             hint="name its directory, and its --checkpoint if that is elsewhere",
@@ -149,28 +147,26 @@ def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = No
         (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("offset") < end)
         for (topic, partition), end in planned.ends.items()
     ])  # fmt: skip
-
-    def stored(root: str, name: str) -> DataFrame:
-        return spark.read.format("delta").load(tables.path_of(root, name))
-
-    bronze = stored(old, "bronze").where(whole)
-    first = stored(old, "silver").select("topic", "partition", "offset")
-    values = {name: stored(old, f"json/{name}") for name in tables.listing(spark, tables.path_of(old, "json"))}
-    expanded = [payload_table(unquote(name), rows.select("data.*").schema) for name, rows in values.items()]
-    tables.prepare(spark, new, [*schemas.TABLES, *expanded], manifest.owner, manifest.header)
+    bronze = before.table("bronze").where(whole)
+    first = before.table("silver").select("topic", "partition", "offset")
+    values = {name: before.table(name) for name in before.values()}
+    expanded = [
+        payload_table(unquote(name.partition("/")[2]), rows.select("data.*").schema) for name, rows in values.items()
+    ]
+    store.prepare([*schemas.TABLES, *expanded], manifest.owner, manifest.header)
     # Numbered like a batch, by which an older checkpoint is told.
     written = (manifest.owner, number)
     for name, how in (("silver", "left_semi"), ("repeats", "left_anti")):
         rows = deliveries(bronze.join(first, ["topic", "partition", "offset"], how), manifest.header)
-        tables.append(rows.withColumn("batch", F.lit(batch_name(number))), new, name, written)
-    rejected = stored(old, "rejects").where(whole).withColumn("batch", F.lit(batch_name(number)))
-    tables.append(rejected.select(*schemas.REJECTS.names), new, "rejects", written)
-    tables.append(stored(old, "incarnations").select(*schemas.INCARNATIONS.names), new, "incarnations")
-    names = stored(new, "silver").select("incarnation", "id")
+        store.append(rows.withColumn("batch", F.lit(batch_name(number))), name, written)
+    rejected = before.table("rejects").where(whole).withColumn("batch", F.lit(batch_name(number)))
+    store.append(rejected.select(*schemas.REJECTS.names), "rejects", written)
+    store.append(before.table("incarnations").select(*schemas.INCARNATIONS.names), "incarnations")
+    names = store.table("silver").select("incarnation", "id")
     for name, rows in values.items():
-        tables.append(rows.join(names, ["incarnation", "id"], "left_semi").select(*rows.columns), new, f"json/{name}")
-    upkeep = Upkeep(spark, new, manifest.header, [], 0, 0.0)
+        store.append(rows.join(names, ["incarnation", "id"], "left_semi").select(*rows.columns), name)
+    upkeep = Upkeep(store, manifest.header, [], 0, 0.0)
     upkeep.fold(number)
     upkeep.close(finish=False)
     tables.copy(spark, where, tables.path_of(new, "checkpoint"))
-    return spark.sql(schemas.bronze(new, manifest.header)).count()
+    return spark.sql(schemas.bronze(store.at, manifest.header)).count()

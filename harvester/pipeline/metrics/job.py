@@ -16,11 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.origin import HEADER
-from harvester.pipeline import schemas, source, streaming, tables
+from harvester.pipeline import source, streaming
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.metrics import windows
 from harvester.pipeline.metrics.windows import KEYS, METRICS, counts
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.session import clear_errors
+from harvester.pipeline.store import TableStore
 
 _EARLIEST = -2
 
@@ -55,7 +57,7 @@ def count(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str, batch:
 class MetricsBatch:
     """`owner` names the checkpoint. `written`: batch → rows of `metrics`, for the report on it."""
 
-    root: str
+    store: TableStore
     owner: str
     most_keys: int
     compact_every: int
@@ -72,16 +74,15 @@ class MetricsBatch:
             found = closed.agg(F.count_distinct("window_start", "topic").alias("windows")).first()
             assert found is not None
             if found["windows"]:
-                tables.append(windows.windows(closed), self.root, METRICS.name, (self.owner, number))
+                self.store.append(windows.windows(closed), METRICS.name, (self.owner, number))
                 if self.most_keys:
-                    keys = windows.top_keys(closed, self.most_keys)
-                    tables.append(keys, self.root, KEYS.name, (self.owner, number))
+                    self.store.append(windows.top_keys(closed, self.most_keys), KEYS.name, (self.owner, number))
             self.written[number] = found["windows"]
         finally:
             closed.unpersist()
         if self.compact_every and (number + 1) % self.compact_every == 0:
             for table in (METRICS, KEYS):
-                closed.sparkSession.sql(schemas.compact(tables.path_of(self.root, table.name)))
+                self.store.compact(table.name)
 
 
 ALL = 2**62
@@ -159,13 +160,14 @@ def run(
     source.require_topics(spark, settings.kafka, settings.topics)
     with clear_errors("the metrics"):
         spark = _with_state(spark)
-        where = settings.checkpoint or f"{settings.root.rstrip('/')}/checkpoint-metrics"
+        store = open_store(spark, settings.root)
+        where = settings.checkpoint or store.beside("checkpoint-metrics")
         # What is kept of open windows is of this length, and with or without keys: another one cannot go on with it.
         job = f"metrics of {settings.window_s} s windows{'' if settings.most_keys else ' without keys'}"
         names = (METRICS.name, KEYS.name)
-        manifest = streaming.claim(spark, where, job, settings.topics, settings.header, settings.root, names)
-        tables.prepare(spark, settings.root, [METRICS, KEYS], manifest.owner)
-        batch = MetricsBatch(settings.root, manifest.owner, settings.most_keys, settings.compact_every)
+        manifest = streaming.claim(store, where, job, settings.topics, settings.header, names)
+        store.prepare([METRICS, KEYS], manifest.owner)
+        batch = MetricsBatch(store, manifest.owner, settings.most_keys, settings.compact_every)
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
         bronze = bronze_columns(kafka, settings.header).withWatermark(
             "timestamp", f"{round(settings.late_s * 1000)} milliseconds"

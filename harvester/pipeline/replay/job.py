@@ -17,9 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from harvester.pipeline import schemas, source, tables
 from harvester.pipeline.errors import InputMissing, PipelineError
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.replay import plan
 from harvester.pipeline.replay.plan import ReplayProgress, ReplayRate, ReplayRequest, ReplaySlice
 from harvester.pipeline.session import clear_errors
+from harvester.pipeline.store import TableStore
 
 DIRECTORY = "replays"
 # A batch of several records that a broker refuses as too large is split by the client, and Spark does not wait for the
@@ -63,20 +65,21 @@ class ReplaySliceDone:
 def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgress:
     """A new replay of the lake as it is now; nothing is stored yet. Raises InputMissing, TableMismatch."""
     with clear_errors("the replay"):
-        tables.lake_header(spark, lake)
-        version = spark.sql(f"DESCRIBE HISTORY {schemas.at(tables.path_of(lake, 'silver'))} LIMIT 1").first()
-        assert version is not None
-        return ReplayProgress(str(uuid.uuid4()), request, int(version["version"]))
+        store = open_store(spark, lake)
+        store.header()
+        return ReplayProgress(str(uuid.uuid4()), request, store.version("silver"))
 
 
 def load(spark: SparkSession, lake: str, replay: str) -> ReplayProgress:
     """One that was begun before; InputMissing if the lake knows none of this id, CheckpointMismatch."""
     with clear_errors("the replay"):
-        tables.lake_header(spark, lake)
-        file = _file(lake, replay)
+        store = open_store(spark, lake)
+        store.header()
+        file = _file(store, replay)
         text = tables.read_text(spark, file)
     if text is None:
-        raise InputMissing(f"no replay {replay} in {lake}", hint=f"their ids are the names in {lake}/{DIRECTORY}")
+        hint = f"their ids are the names in {store.beside(DIRECTORY)}"
+        raise InputMissing(f"no replay {replay} in {lake}", hint=hint)
     return plan.from_text(text, file)
 
 
@@ -114,9 +117,10 @@ def run(
     source.require_topics(spark, settings.kafka, sorted(set(targets.values())))
     try:
         with clear_errors("the replay"):
-            _store(spark, settings.lake, progress)
+            store = open_store(spark, settings.lake)
+            _store(store, progress)
             # The one that the view of the lake makes, whatever the configuration names today.
-            without = tables.lake_header(spark, settings.lake) if progress.request.as_new else None
+            without = store.header() if progress.request.as_new else None
             before, began, due = progress.records, clock(), clock()
             for one, rows in _with_rows(spark, settings, progress, planned):
                 while not stop() and (wait_s := due - clock()) > 0:
@@ -128,12 +132,12 @@ def run(
                 records.write.format("kafka").options(**sink_options(settings.kafka)).save()
                 done = {**progress.done, **one.upto}
                 progress = replace(progress, records=progress.records + one.records, done=done)
-                _store(spark, settings.lake, progress)
+                _store(store, progress)
                 elapsed_s = clock() - began
                 per_s = (progress.records - before) / elapsed_s if elapsed_s > 0 else 0.0
                 report(ReplaySliceDone(progress.records, total, per_s))
             progress = replace(progress, finished=True)
-            _store(spark, settings.lake, progress)
+            _store(store, progress)
             return progress
     except PipelineError as error:
         error.hint = f"--resume {progress.id} goes on behind the last whole slice"
@@ -183,8 +187,8 @@ def sink_options(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def _remaining(spark: SparkSession, lake: str, progress: ReplayProgress) -> DataFrame:
-    table = f"{schemas.at(tables.path_of(lake, 'silver'))} VERSION AS OF {progress.silver_version}"
-    silver = spark.sql(schemas.deliveries(table, tables.lake_header(spark, lake)))
+    store = open_store(spark, lake)
+    silver = spark.sql(schemas.deliveries(store.as_of("silver", progress.silver_version), store.header()))
     return plan.behind(plan.selected(silver, progress.request.selection), progress.done)
 
 
@@ -194,9 +198,9 @@ def _refuse_speculation(spark: SparkSession) -> None:
         raise PipelineError("a replay cannot keep the order of keys with spark.speculation", hint="set it to false")
 
 
-def _store(spark: SparkSession, lake: str, progress: ReplayProgress) -> None:
-    tables.write_text(spark, _file(lake, progress.id), plan.to_text(progress))
+def _store(store: TableStore, progress: ReplayProgress) -> None:
+    tables.write_text(store.spark, _file(store, progress.id), plan.to_text(progress))
 
 
-def _file(lake: str, replay: str) -> str:
-    return f"{tables.path_of(lake, DIRECTORY)}/{replay}.json"
+def _file(store: TableStore, replay: str) -> str:
+    return f"{store.beside(DIRECTORY)}/{replay}.json"

@@ -1,0 +1,301 @@
+"""The formats of tables: Delta, which is the usual one, and Iceberg."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+from zlib import crc32
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester.pipeline import tables
+from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
+from harvester.pipeline.schemas import Table, quote, text
+from harvester.pipeline.session import FORMAT, ICEBERG, java_class
+from harvester.pipeline.store import CATALOG, END_JOBS, ErasedTable, TableStore
+from harvester.relay import failpoints
+
+
+def open_store(spark: SparkSession, root: str) -> TableStore:
+    """The tables at `root`: a directory, a URL, or catalog.schema. Spark's setting FORMAT says which format they have.
+
+    Raises InputMissing for a schema that does not exist, TableMismatch where the format cannot be had.
+    """
+    store = (IcebergStore if spark.conf.get(FORMAT, None) == ICEBERG else DeltaStore)(spark, root)
+    if store.is_catalog and not spark.catalog.databaseExists(store.schema):
+        raise InputMissing(f"there is no schema {root}", hint="CREATE SCHEMA makes it")
+    return store
+
+
+_DELTA = "org.apache.spark.sql.delta"
+_BOUNDED = "delta.dataSkippingStatsColumns"
+_HIDDEN = "*********(redacted)"
+_VACUUM = {
+    # Files that nothing refers to may be of now.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.logging.enabled": "true",
+}
+
+
+class DeltaStore(TableStore):
+    """Appends bear a transaction's name and number, which Delta leaves out if the table has them."""
+
+    format = "delta"
+    _log = "_delta_log"
+
+    def _in_directory(self, name: str) -> str:
+        return f"delta.{quote(tables.path_of(self.root, name))}"
+
+    def _is_there(self, name: str) -> bool:
+        if self.is_catalog:
+            return super()._is_there(name)
+        # Killed while it was made, a table is a log without an entry: it is made again.
+        log = tables.listing(self.spark, tables.path_of(self.root, f"{name}/{self._log}"))
+        return any(one[:20].isdigit() for one in log)
+
+    def _settings(self, table: Table, of_lake: bool) -> Mapping[str, str]:
+        own = {"delta.autoOptimize.optimizeWrite": "true"}
+        if of_lake:
+            # Every tenth batch would wait for a checkpoint of the log, as Delta has it.
+            own = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "100"}
+        return own | ({_BOUNDED: ",".join(table.bounded)} if table.bounded else {})
+
+    def properties(self, name: str) -> dict[str, str]:
+        found = {row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {self.at(name)}").collect()}
+        if _HIDDEN in found.values():
+            # A value that looks like a secret, such as a header's name with "token" in it. DESCRIBE DETAIL shows it,
+            # and counts the table's files for that, by two jobs.
+            detail = self.spark.sql(f"DESCRIBE DETAIL {self.at(name)}").select("properties").first()
+            assert detail is not None
+            found |= detail["properties"]
+        return found
+
+    def append(self, rows: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> None:
+        options = {}
+        if transaction is not None:
+            # Delta leaves out a transaction whose application has committed this version, or a later one, before.
+            owner, number = transaction
+            options = {"txnAppId": f"{owner}-{name}", "txnVersion": str(number)}
+        if self.is_catalog:
+            rows.writeTo(self.at(name)).options(**options).append()
+        else:
+            rows.write.format("delta").mode("append").options(**options).save(tables.path_of(self.root, name))
+
+    def _last_written(self, name: str, owner: str) -> int | None:
+        _, snapshot = self._logged(name)
+        none = java_class(self.spark, "scala.Option").empty()
+        # In a file beside the last commit. If that is missing, Delta reads all of the log, by two jobs.
+        checksum = snapshot.checksumOpt()
+        known = checksum.get().setTransactions() if checksum.isDefined() else none
+        transactions = (known.get() if known.isDefined() else snapshot.setTransactions()).iterator()
+        found: int | None = None
+        while transactions.hasNext():
+            one = transactions.next()
+            if one.appId() == f"{owner}-{name}":
+                found = int(one.version())
+        return found
+
+    def compact(self, name: str, before: date | None = None) -> None:
+        self.spark.sql(f"OPTIMIZE {self.at(name)}" + ("" if before is None else f" WHERE day < DATE'{before}'"))
+
+    def version(self, name: str) -> int:
+        return int(self._latest(name)["version"])
+
+    def erase(self, name: str, where: str, statement: str) -> ErasedTable:
+        # Into so many parts a vacuum cuts its list of directories, of which there are a few: 10,000 as Spark has it.
+        tasks = str(self.spark.sparkContext.defaultParallelism)
+        for setting, value in {**_VACUUM, "spark.sql.sources.parallelPartitionDiscovery.parallelism": tasks}.items():
+            self.spark.conf.set(setting, value)
+        at = self.at(name)
+        rows = self.spark.sql(statement).collect()[0][0]
+        self.spark.sql(f"REORG TABLE {at} APPLY (PURGE)")
+        self.spark.sql(f"VACUUM {at} RETAIN 0 HOURS")
+        last = self._latest(name)
+        log, _ = self._logged(name)
+        log.checkpoint()
+        # Of the log before this version nothing is needed to read it. It has predicates, and bounds of columns.
+        where_it_is = f"{self._directory(name)}/{self._log}"
+        there = {one: int(one[:20]) for one in tables.listing(self.spark, where_it_is) if one[:20].isdigit()}
+        if not any(number == last["version"] and ".checkpoint" in one for one, number in there.items()):
+            raise PipelineError(f"{self.named(name)} was written to meanwhile", hint=END_JOBS)
+        old = {one: number for one, number in there.items() if number < last["version"]}
+        tables.remove(self.spark, [f"{where_it_is}/{one}" for one in old])
+        versions = (min(old.values()), max(old.values())) if old else None
+        return ErasedTable(int(rows), int(last["operationMetrics"].get("numDeletedFiles", 0)), versions)
+
+    def _latest(self, name: str) -> Any:
+        last = self.spark.sql(f"DESCRIBE HISTORY {self.at(name)} LIMIT 1").select("version", "operationMetrics").first()
+        assert last is not None
+        return last
+
+    def _logged(self, name: str) -> tuple[Any, Any]:
+        """Delta's own objects for the log of a table, and for its latest version."""
+        delta, none = java_class(self.spark, f"{_DELTA}.DeltaLog"), java_class(self.spark, "scala.Option").empty()
+        log = delta.forTable(self.spark._jsparkSession, self._directory(name))
+        return log, log.update(False, none, none)
+
+    def _directory(self, name: str) -> str:
+        return self._details(name)["Location"] if self.is_catalog else tables.path_of(self.root, name)
+
+
+_STAGED = "spark.wap.id"
+_KEPT = 100
+_COMPACTED = {"min-input-files": "2", "min-file-size-bytes": str(64 * 2**20)}
+_NEW_TABLE = {
+    "format-version": "2",
+    "write.wap.enabled": "true",
+    # As they come: files of a few days are written side by side, instead of moving all records by day.
+    "write.distribution-mode": "none",
+    "write.spark.fanout.enabled": "true",
+    "write.target-file-size-bytes": str(256 * 2**20),
+    # Each commit writes a file that lists all snapshots.
+    "write.metadata.delete-after-commit.enabled": "true",
+    # The last ones say which batches there are, so they outlive the user's expiry.
+    "history.expire.min-snapshots-to-keep": str(_KEPT),
+}
+
+
+class IcebergStore(TableStore):
+    """Appends are staged under a batch's name and then published, which Iceberg does once for each name.
+
+    Tables in a directory are those of a catalog that is made for it, since Iceberg has no others that SQL can change.
+    """
+
+    format = "iceberg"
+    _log = "metadata"
+    _lacked = "[:<,](tinyint|smallint)(?=[,>])"
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        super().__init__(spark, root)
+        name = root.partition(".")[0] if self.is_catalog else f"harvester_{crc32(self.root.encode()):08x}"
+        self._catalog, self._hit, conf = quote(name), failpoints.load().hit, spark.conf
+        if not self.is_catalog:
+            if tables.is_object_store(spark, self.root):
+                raise TableMismatch(
+                    f"{self.root} is on an object store, where Iceberg cannot commit without a catalog",
+                    hint="name a schema of a catalog instead, catalog.schema",
+                )
+            for key, value in self.settings().items():
+                conf.set(key, value)
+        # A session would see what it has written itself, and nothing of another one.
+        key = f"{CATALOG}{name}.cache-enabled"
+        if conf.get(key, "false") != "false":
+            raise TableMismatch(f"the catalog {name} shows tables as they were", hint=f"leave {key} out")
+        conf.set(key, "false")
+
+    def settings(self) -> dict[str, str]:
+        catalog = CATALOG + self._catalog.strip("`")
+        return {} if self.is_catalog else {
+            catalog: "org.apache.iceberg.spark.SparkCatalog", f"{catalog}.type": "hadoop",
+            f"{catalog}.warehouse": self.root.rstrip("/"),
+        }  # fmt: skip
+
+    def _in_directory(self, name: str) -> str:
+        return ".".join([self._catalog, *map(quote, name.split("/"))])
+
+    def _settings(self, table: Table, of_lake: bool) -> Mapping[str, str]:
+        metrics = {f"write.metadata.metrics.column.{name}": "full" for name in table.bounded}
+        return _NEW_TABLE | ({"write.metadata.metrics.default": "none"} | metrics if metrics else {})
+
+    def properties(self, name: str) -> dict[str, str]:
+        return dict(self._java(name).properties())
+
+    def append(self, rows: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> None:
+        writer, conf = self._whole(rows, name).writeTo(self.at(name)), rows.sparkSession.conf
+        if transaction is None:
+            conf.unset(_STAGED)
+            writer.append()
+            return
+        # The same for all tables of a batch, which are written side by side.
+        staged = _staged(*transaction)
+        conf.set(_STAGED, staged)
+        writer.append()
+        self._hit("lake.publish")
+        try:
+            self._call("publish_changes", name, wap_id=text(staged))
+        except Py4JJavaError as error:
+            # The second is of two that publish the same snapshot.
+            if not re.search("DuplicateWAPCommitException|CherrypickAncestorCommitException", str(error)):
+                raise
+
+    def replace(self, rows: DataFrame, name: str) -> None:
+        rows.sparkSession.conf.unset(_STAGED)
+        super().replace(self._whole(rows, name), name)
+
+    def _whole(self, rows: DataFrame, name: str) -> DataFrame:
+        """With columns of the table that are the user's own, which Delta would fill in itself."""
+        own = [one for one in self.table(name).schema if one.name not in rows.columns]
+        return rows.select("*", *(F.lit(None).cast(one.dataType).alias(one.name) for one in own))
+
+    def change(self, statement: str) -> None:
+        self.spark.conf.unset(_STAGED)
+        super().change(statement)
+
+    def _last_written(self, name: str, owner: str) -> int | None:
+        noted = self.properties(name).get(tables.WRITTEN, "")
+        prefix = text(_staged(owner, 0)[:-1])
+        told = self.spark.table(f"{self.at(name)}.snapshots").select(
+            F.expr("coalesce(summary['wap.id'], summary['published-wap-id']) AS batch")
+        )
+        told = told.unionByName(self.spark.range(1).select(F.lit(noted).alias("batch")))
+        number = F.expr(f"CAST(substr(batch, length({prefix}) + 1) AS BIGINT)")
+        found = told.where(f"startswith(batch, {prefix})").agg(F.max(number)).first()
+        return None if found is None else found[0]
+
+    def compact(self, name: str, before: date | None = None) -> None:
+        where = {} if before is None else {"where": text(f"day < DATE'{before}'")}
+        self._call("rewrite_data_files", name, options=_map(_COMPACTED), **where)
+
+    def version(self, name: str) -> int:
+        snapshot = self._java(name).currentSnapshot()
+        return 0 if snapshot is None else int(snapshot.snapshotId())
+
+    def as_of(self, name: str, version: int) -> str:
+        return super().as_of(name, version) if version else f"(SELECT * FROM {self.at(name)} LIMIT 0)"
+
+    def erase(self, name: str, where: str, statement: str) -> ErasedTable:
+        rows = self.table(name).where(where).count()
+        if rows:
+            self.change(statement)
+        at = self.at(name)
+        if not self.spark.table(f"{at}.delete_files").isEmpty():
+            options = {"rewrite-all": "true", "remove-dangling-deletes": "true"}
+            self._call("rewrite_data_files", name, options=_map(options))
+        owner = self.properties(name).get(tables.OWNER)
+        if owner is not None and (number := self._last_written(name, owner)) is not None:
+            self.set_property(name, tables.WRITTEN, _staged(owner, number))
+        table = self._java(name)
+        before = [one.sequenceNumber() for one in table.snapshots()]
+        now = int(time.time() * 1000)
+        gone = self._call("expire_snapshots", name, older_than=f"timestamp_millis({now + 1}L)", retain_last="1")[0]
+        table.refresh()
+        if len(left := [one.sequenceNumber() for one in table.snapshots()]) > 1:
+            raise PipelineError(f"{self.named(name)} was written to meanwhile", hint=END_JOBS)
+        # What was cut off has left files that no snapshot names.
+        actions = java_class(self.spark, "org.apache.iceberg.spark.actions.SparkActions")
+        action = actions.get(self.spark._jsparkSession).deleteOrphanFiles(table)
+        strays = len(list(action.olderThan(now).execute().orphanFileLocations()))
+        removed = sorted(set(before) - set(left))
+        versions = (removed[0], removed[-1]) if removed else None
+        return ErasedTable(rows, gone["deleted_data_files_count"] + strays, versions)
+
+    def _call(self, procedure: str, name: str, **arguments: str) -> list[Any]:
+        given = ", ".join(f"{key} => {value}" for key, value in {"table": text(self.at(name)), **arguments}.items())
+        return self.spark.sql(f"CALL {self._catalog}.system.{procedure}({given})").collect()
+
+    def _java(self, name: str) -> Any:
+        """Iceberg's own object for a table. What it offers to find one by its name looks into the thread's session."""
+        return self.table(name)._jdf.queryExecution().analyzed().collectLeaves().head().table().table()
+
+
+def _staged(owner: str, number: int) -> str:
+    return f"{owner}-{number}"
+
+
+def _map(options: Mapping[str, str]) -> str:
+    return f"map({', '.join(text(part) for pair in options.items() for part in pair)})"

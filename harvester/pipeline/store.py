@@ -1,0 +1,258 @@
+"""The tables of a job: what the jobs need of a table format and of the place where tables are, and no more. ADR 29.
+
+Tables are named like their directories: `silver`, `json/orders`. In a schema of a catalog the latter is `json_orders`.
+`formats` has what one format does unlike another.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester.pipeline import schemas, tables
+from harvester.pipeline.errors import CheckpointMismatch, InputMissing, TableMismatch
+from harvester.pipeline.schemas import Table, quote, text
+from harvester.pipeline.session import DELTA, ICEBERG
+
+CATALOG = "spark.sql.catalog."
+_PARTITIONS = "# Partition Information"
+_VALUES = "json/"
+END_JOBS = "end the jobs that write there, then repeat this"
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedTable:
+    """`versions`: the first and the last of the versions that can no longer be read."""
+
+    rows: int
+    files_removed: int
+    versions: tuple[int, int] | None
+
+
+class TableStore(ABC):
+    """The tables at `root`, as the session `spark` sees them. `is_catalog`: in a schema, instead of in a directory."""
+
+    format: ClassVar[str]
+    _log: ClassVar[str]
+    """The directory that a table has, also one that was killed while it was made."""
+    _lacked: ClassVar[str] = ""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        first, dot, _ = root.partition(".")
+        kind = spark.conf.get(CATALOG + first, "" if first == "spark_catalog" else None)
+        self.spark, self.is_catalog = spark, bool(dot) and "/" not in root and kind is not None
+        self.root = root if self.is_catalog or "/" in root else str(Path(root).absolute())
+        self.schema = ".".join(map(quote, root.split(".")))
+        other = DELTA if self.format == ICEBERG else ICEBERG
+        if self.is_catalog and other in (kind or "").lower():
+            hint = f"--format {other}, or another catalog"
+            raise TableMismatch(f"the catalog {first} is one for tables of {other.title()}", hint=hint)
+
+    def settings(self) -> dict[str, str]:
+        """Spark's settings by which other sessions find the tables."""
+        return {}
+
+    def in_new_session(self) -> Self:
+        """The same tables, with settings of their own."""
+        return type(self)(self.spark.newSession(), self.root)
+
+    def at(self, name: str) -> str:
+        """A table, for Spark SQL."""
+        return f"{self.schema}.{quote(_flat(name))}" if self.is_catalog else self._in_directory(name)
+
+    def beside(self, name: str) -> str:
+        """A file or a directory beside the tables. Those of a schema have it beside the checkpoint that they name."""
+        if not self.is_catalog:
+            return tables.path_of(self.root, name)
+        noted = self.properties("silver").get(tables.CHECKPOINT) if self.exists("silver") else None
+        if noted is None:
+            raise CheckpointMismatch(
+                f"nobody knows where the files beside the tables in {self.root} are",
+                hint="name a directory for the checkpoint with --checkpoint",
+            )
+        return noted if name == "checkpoint" else f"{noted}-{name}"
+
+    def table(self, name: str) -> DataFrame:
+        """The rows, as they are stored."""
+        return self.spark.table(self.at(name))
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a table; TableMismatch for a directory with anything else in it."""
+        if self._is_there(name):
+            return True
+        path = tables.path_of(self.root, name)
+        if not self.is_catalog and set(tables.listing(self.spark, path)) - {self._log}:
+            raise TableMismatch(
+                f"{path} holds something that is no {self.format.title()} table",
+                hint="name an empty directory, or the tables' own --format",
+            )
+        return False
+
+    def values(self) -> list[str]:
+        """The tables of values that there are."""
+        if not self.is_catalog:
+            return [f"{_VALUES}{name}" for name in tables.listing(self.spark, tables.path_of(self.root, "json"))]
+        rows = self.spark.sql(f"SHOW TABLES IN {self.schema} LIKE 'json_*'").where("NOT isTemporary").collect()
+        names = {row["tableName"]: _deep(row["tableName"]) for row in rows}
+        ours = [name for table, name in names.items() if _flat(name) == table]
+        return [name for name in ours if tables.OWNER in self.properties(name)]
+
+    def require_types(self, wanted: Iterable[Table]) -> None:
+        """Raises TableMismatch for columns that such tables cannot have."""
+        for table in wanted:
+            if self._lacked and (found := re.search(self._lacked, table.schema.simpleString())):
+                said = f"{self.format.title()} has no type {found[1]}, which {table.name} is to have"
+                raise TableMismatch(said, hint="use INT")
+
+    def prepare(self, wanted: Iterable[Table], owner: str | None = None, header: str | None = None) -> None:
+        """Makes what is missing, adds new columns; TableMismatch for anything else, before anything is changed.
+
+        Without an `owner`, anybody may add to the tables. `header`: of a lake.
+        """
+        listed = list(wanted)
+        additions = [self._check(table, owner) for table in listed]
+        for table, missing in zip(listed, additions, strict=True):
+            at = self.at(table.name)
+            if missing is None:
+                own = {tables.OWNER: owner, tables.HEADER: header}
+                noted = {name: value for name, value in own.items() if value is not None}
+                made = schemas.create(at, self.format, table, {**self._settings(table, owner is not None), **noted})
+                self.spark.sql(made)
+            elif missing:
+                self.spark.sql(schemas.add_columns(at, missing))
+
+    def _check(self, table: Table, owner: str | None) -> list[schemas.Addition] | None:
+        """The columns to add; None where there is no table yet."""
+        if not self.exists(table.name):
+            return None
+        at = self.at(table.name)
+        if self.is_catalog and (found := self._details(table.name)["Provider"].lower()) != self.format:
+            raise TableMismatch(f"{at} is a table of the format {found}", hint=f"--format {found}, or another schema")
+        missing, problems = schemas.differences(self.table(table.name).schema, table.schema)
+        if (by := self._partitioning(table.name)) != table.partitioned_by:
+            wanted = ", ".join(table.partitioned_by) or "nothing"
+            problems.append(f"it is partitioned by {', '.join(by) or 'nothing'}, not by {wanted}")
+        if problems:
+            raise TableMismatch(
+                f"the table {self.named(table.name)} has another schema: {'; '.join(problems)}",
+                hint="write to another directory, or mend the table",
+            )
+        if owner is not None and self.properties(table.name).get(tables.OWNER) != owner:
+            raise self.filled_by_another(table.name)
+        return missing
+
+    def filled_by_another(self, name: str) -> TableMismatch:
+        """The error of a table that is another checkpoint's."""
+        said = f"the table {self.named(name)} was filled through another checkpoint"
+        return TableMismatch(said, hint=tables.FOREIGN)
+
+    def named(self, name: str) -> str:
+        """A table, for people."""
+        return f"{self.root}.{_flat(name)}" if self.is_catalog else tables.path_of(self.root, name)
+
+    def load(self, table: Table) -> DataFrame:
+        """A table that `pipeline lake` has made; InputMissing, or TableMismatch for one that lacks columns."""
+        if not self.exists(table.name):
+            raise InputMissing(f"no table {table.name} in {self.root}", hint="`harvester pipeline lake` makes it")
+        rows = self.table(table.name)
+        missing, problems = schemas.differences(rows.schema, table.schema)
+        if missing or problems:
+            said = "; ".join([*(f"no column {'.'.join(one.path)}" for one in missing), *problems])
+            raise TableMismatch(
+                f"the table {self.named(table.name)} has another schema: {said}",
+                hint="run `harvester pipeline lake` first",
+            )
+        return rows
+
+    def header(self) -> str:
+        """The name of the harvester's header in a lake; raises as `load` does, TableMismatch for one of an old form."""
+        if not self.is_catalog and self.exists("bronze"):
+            raise TableMismatch(f"{self.root} is a lake of an earlier version", hint=tables.REBUILD)
+        self.load(schemas.SILVER_TABLE)
+        return self.properties("silver").get(tables.HEADER, "harvester")
+
+    def set_property(self, name: str, key: str, value: str) -> None:
+        self.spark.sql(f"ALTER TABLE {self.at(name)} SET TBLPROPERTIES ({text(key)} = {text(value)})")
+
+    def replace(self, rows: DataFrame, name: str) -> None:
+        """Gives a table other rows, in one commit."""
+        rows.writeTo(self.at(name)).overwrite(F.lit(True))
+
+    def change(self, statement: str) -> None:
+        """Does a MERGE, UPDATE or DELETE of a table."""
+        self.spark.sql(statement)
+
+    def last_written(self, names: Iterable[str], owner: str) -> int | None:
+        """The highest number of a batch of the owner that one of these tables has."""
+        found = [self._last_written(name, owner) for name in names if self.exists(name)]
+        return max((number for number in found if number is not None), default=None)
+
+    def _is_there(self, name: str) -> bool:
+        return bool(self.spark.catalog.tableExists(self.at(name)))
+
+    def _details(self, name: str) -> dict[str, str]:
+        rows = self.spark.sql(f"DESCRIBE TABLE EXTENDED {self.at(name)}").collect()
+        return {row["col_name"]: row["data_type"] for row in rows}
+
+    def _partitioning(self, name: str) -> tuple[str, ...]:
+        names = [row["col_name"] for row in self.spark.sql(f"DESCRIBE TABLE {self.at(name)}").collect()]
+        # A heading and another one for its columns, then these.
+        return tuple(names[names.index(_PARTITIONS) + 2 :]) if _PARTITIONS in names else ()
+
+    @abstractmethod
+    def _in_directory(self, name: str) -> str: ...
+
+    @abstractmethod
+    def _settings(self, table: Table, of_lake: bool) -> Mapping[str, str]: ...
+
+    @abstractmethod
+    def _last_written(self, name: str, owner: str) -> int | None: ...
+
+    @abstractmethod
+    def properties(self, name: str) -> dict[str, str]:
+        """The properties of a table, and what the format adds to them."""
+
+    @abstractmethod
+    def append(self, rows: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> None:
+        """Adds rows to a table. `transaction`: the owner and a batch's number; repeated, the batch has no effect."""
+
+    @abstractmethod
+    def compact(self, name: str, before: date | None = None) -> None:
+        """Joins small files, of days before this one. What they replace stays until the user removes it."""
+
+    @abstractmethod
+    def version(self, name: str) -> int:
+        """The latest version of a table, for `as_of`."""
+
+    def as_of(self, name: str, version: int) -> str:
+        """A version of a table, for Spark SQL."""
+        return f"{self.at(name)} VERSION AS OF {version}"
+
+    @abstractmethod
+    def erase(self, name: str, where: str, statement: str) -> ErasedTable:
+        """Does the statement, which leaves no row that fulfils `where`, and removes what such rows have left in files.
+
+        Done again it goes on where it was cut off: rows may be gone whose files are still there.
+        """
+
+
+def _flat(name: str) -> str:
+    """The name in a schema, where only small letters, digits and underscores are safe."""
+    topic = name.removeprefix(_VALUES)
+    if topic == name:
+        return name
+    return "json_" + re.sub("[^a-z0-9]", lambda found: "__" if found[0] == "_" else f"_{ord(found[0]):02x}", topic)
+
+
+def _deep(name: str) -> str:
+    """Reads `_flat`."""
+    topic = name.removeprefix("json_")
+    return _VALUES + re.sub("_(_|[0-9a-f]{2})", lambda found: "_" if found[1] == "_" else chr(int(found[1], 16)), topic)

@@ -1,0 +1,143 @@
+"""The other jobs on tables of Iceberg, and what is left of an erased key in their files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from pyarrow.parquet import ParquetFile
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester.pipeline.audit.job import AuditSettings, run
+from harvester.pipeline.lake.erase import erase
+from harvester.pipeline.lake.silver import from_ddl
+from harvester.pipeline.metrics import job as metrics
+from harvester.pipeline.replay import job as replay
+from harvester.pipeline.replay.plan import Destination, ReplayRate, ReplayRequest, Selection
+from tests.support.audits import Scene
+from tests.support.consuming import read_topic
+from tests.support.formats import LakeAt, known, places, where
+from tests.support.harvested import KEPT, Sent, Writer
+from tests.support.lakes import Oracle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import MakeTopic
+    from tests.support.servers import Servers
+
+pytestmark = pytest.mark.timeout(1800)
+
+KEY, NAME = b"customer-7", "Alice"
+
+
+def value_of(name: str) -> bytes:
+    return json.dumps({"who": name}).encode()
+
+
+def told_of(root: Path, *texts: str) -> set[str]:
+    """Those of the texts that any file of a table has, whether the table still names it or not."""
+    content = ""
+    for file in root.rglob("*"):
+        if file.is_file() and "checkpoint-metrics" not in file.parts:
+            content += file.read_bytes().decode("latin-1")
+            if file.suffix == ".parquet":
+                content += repr(ParquetFile(file, coerce_int96_timestamp_unit="us").read().to_pydict())
+    return {text for text in texts if text in content}
+
+
+@pytest.fixture(params=places("iceberg directory")[1:])
+def lake(
+    request: pytest.FixtureRequest, spark: SparkSession, servers: Servers, database: str, tmp_path: Path
+) -> Iterator[LakeAt]:
+    place = where(request.param, tmp_path, database)
+    with known(spark, place):
+        yield LakeAt(spark, tmp_path, servers.bootstrap, place)
+
+
+def test_a_lake_is_counted_audited_replayed_erased_and_gone_on_with(
+    lake: LakeAt, spark: SparkSession, servers: Servers, database: str, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic, oracle, writer = make_topic(1, KEPT), Oracle(), Writer(servers.bootstrap)
+    scene, kafka = Scene(database, servers.bootstrap, topic), {"bootstrap.servers": servers.bootstrap}
+    payloads = {topic: from_ddl("who STRING")}
+    theirs = [Sent(number, KEY, value_of(NAME), scene.incarnation) for number in (0, 3, 4)]
+    ours = [Sent(number, b"customer-8", value_of("Bob"), scene.incarnation) for number in (1, 2, 5, 6)]
+    for batch in ([*ours[:2], *theirs[:2], theirs[0].again(1)], [theirs[2], *ours[2:-1], ours[-1].again(2)]):
+        oracle.take(writer.send(topic, batch))
+        lake.once(topic, payloads=payloads)
+    with psycopg.connect(database, autocommit=True) as connection:
+        for one in (*theirs, *ours):
+            connection.execute(
+                "INSERT INTO outbox_archive (id, incarnation, purged_at, create_time, kafka_topic, kafka_key) VALUES"
+                " (%s, %s, '2026-03-02T00:00:30Z', '2026-03-01Z', %s, %s)",
+                (one.id, scene.incarnation, topic, one.key),
+            )
+
+    counted = metrics.MetricsSettings(
+        (topic,), lake.address, kafka, once=True, checkpoint=str(tmp_path / "checkpoint-metrics")
+    )
+    for _ in range(2):
+        metrics.run(spark, counted)
+    [row] = lake.table("metrics").agg(F.sum("records").alias("records")).collect()
+    assert row["records"] in (4, 5), "of the window that was closed"
+    report = run(spark, AuditSettings(lake=lake.address, kafka=kafka, dsn=database, to=lake.address))
+    assert [(one.severity, one.count) for one in report.found] == [("suspect", 1)], "the repeat"
+    assert lake.table("findings").count() == 1
+
+    # A replay reads the records that there were when it began.
+    request = ReplayRequest(Selection(), Destination(topic=make_topic(1)))
+    begun = replay.begin(spark, lake.address, request)
+    stopped = replay.run(
+        spark, replay.ReplaySettings(lake.address, kafka, ReplayRate(slice_records=3)), begun, stop=Once()
+    )
+    assert not stopped.finished
+    oracle.take(writer.send(topic, [Sent(8, b"customer-8", value_of("Bob"), scene.incarnation).again(3)]))
+    lake.once(topic, payloads=payloads)
+    assert replay.run(spark, replay.ReplaySettings(lake.address, kafka), replay.load(spark, lake.address, begun.id))
+    assert len(read_topic(servers.bootstrap, request.destination.topic or "")) == 7
+
+    # A batch that is staged and never published, and one that was killed while it was staged.
+    at = lake.store.at("silver")
+    spark.conf.set("spark.wap.id", "nobody-1")
+    spark.table(at).writeTo(at).append()
+    stray = next(path for path in tmp_path.rglob("*.parquet") if "silver" in path.parts)
+    (stray.parent / "stray.parquet").write_bytes(stray.read_bytes())
+    assert told_of(tmp_path, NAME, KEY.decode()) == {NAME, KEY.decode()}
+    done = erase(spark, lake.address, KEY, database=None)
+    assert {name: one.rows for name, one in done.tables.items() if one.rows} == {
+        "silver": 3, "repeats": 1, "current": 1, f"json/{topic}": 3, "metrics": 1, "metrics_keys": 1, "findings": 1,
+        "audits": 1,
+    }  # fmt: skip
+    assert all(one.files_removed and one.versions for one in done.tables.values() if one.rows)
+    assert told_of(tmp_path, NAME, KEY.decode(), "Bob") == {"Bob"}
+
+    # The rest is as it was, also for who comes again: numbers of batches are known although their snapshots are gone.
+    oracle.bronze = [one for one in oracle.bronze if one.sent.key != KEY]
+    oracle.silver = {name: one for name, one in oracle.silver.items() if one in oracle.bronze}
+    lake.assert_holds(oracle)
+    assert lake.store.last_written(["silver"], lake.store.properties("silver")["harvester.lake"]) == 2
+    again = [replace(ours[0], id=11), ours[0].again(3)]
+    oracle.take(writer.send(topic, again))
+    lake.once(topic, payloads=payloads)
+    lake.assert_holds(oracle)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DELETE FROM outbox_archive WHERE kafka_key = %s", (KEY,))
+    report = run(spark, AuditSettings(lake=lake.address, kafka=kafka, dsn=database))
+    assert [one.severity for one in report.found if one.severity == "violation"] == []
+
+
+class Once:
+    """False once, then True."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def __call__(self) -> bool:
+        self._asked += 1
+        return self._asked > 2
