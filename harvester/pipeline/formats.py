@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester.pipeline import tables
 from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.schemas import Table, quote, text
-from harvester.pipeline.session import FORMAT, ICEBERG, java_class
+from harvester.pipeline.session import DELTA, FORMAT, ICEBERG, java_class
 from harvester.pipeline.store import CATALOG, END_JOBS, ErasedTable, TableStore
 from harvester.relay import failpoints
 
@@ -26,7 +26,10 @@ def open_store(spark: SparkSession, root: str) -> TableStore:
 
     Raises InputMissing for a schema that does not exist, TableMismatch where the format cannot be had.
     """
-    store = (IcebergStore if spark.conf.get(FORMAT, None) == ICEBERG else DeltaStore)(spark, root)
+    known: dict[str | None, type[TableStore]] = {DELTA: DeltaStore, ICEBERG: IcebergStore}
+    if (kind := spark.conf.get(FORMAT, DELTA)) not in known:
+        raise TableMismatch(f"no format {kind} is known for tables", hint=f"{FORMAT} is {' or '.join(map(str, known))}")
+    store = known[kind](spark, root)
     if store.is_catalog and not spark.catalog.databaseExists(store.schema):
         raise InputMissing(f"there is no schema {root}", hint="CREATE SCHEMA makes it")
     return store

@@ -294,6 +294,9 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
         one.address, one.folds = place, False
         return one.once(topic, **settings)
 
+    configure(spark, {FORMAT: "hudi"})
+    with pytest.raises(TableMismatch, match="no format hudi is known"):
+        lake(str(tmp_path / "new"))
     for name, path in roots.items():
         configure(spark, {FORMAT: name})
         lake(path)
