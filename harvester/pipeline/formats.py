@@ -15,8 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import tables
 from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
+from harvester.pipeline.java import java_class
 from harvester.pipeline.schemas import Table, quote, text
-from harvester.pipeline.session import DELTA, FORMAT, ICEBERG, java_class
+from harvester.pipeline.session import DELTA, FORMAT, ICEBERG
 from harvester.pipeline.store import CATALOG, END_JOBS, ErasedTable, TableStore
 from harvester.relay import failpoints
 
@@ -48,7 +49,7 @@ _VACUUM = {
 class DeltaStore(TableStore):
     """Appends bear a transaction's name and number, which Delta leaves out if the table has them."""
 
-    format = "delta"
+    format, _other = "delta", "iceberg"
     _log = "_delta_log"
 
     def _in_directory(self, name: str) -> str:
@@ -169,7 +170,7 @@ class IcebergStore(TableStore):
     Tables in a directory are those of a catalog that is made for it, since Iceberg has no others that SQL can change.
     """
 
-    format = "iceberg"
+    format, _other = "iceberg", "delta"
     _log = "metadata"
     _lacked = "[:<,](tinyint|smallint)(?=[,>])"
 

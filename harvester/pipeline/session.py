@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harvester.errors import StackError
 from harvester.pipeline.errors import ConnectorMismatch, PipelineError, SparkUnavailable
@@ -361,14 +361,6 @@ def session(settings: SessionSettings, *, progress: Callable[[str], None] = lamb
     finally:
         with suppress(Py4JError, OSError):  # the Java process may have been killed
             spark.stop()
-
-
-def java_class(spark: SparkSession, name: str) -> Any:
-    """A class of the Java process, by its whole name at once.
-
-    In `_jvm.org.apache.…` each package is first looked for as a class, in every jar.
-    """
-    return getattr(spark.sparkContext._jvm, name)
 
 
 @contextmanager

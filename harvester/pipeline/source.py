@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harvester.errors import BrokerUnavailable
 from harvester.pipeline.errors import InputMissing
-from harvester.pipeline.session import java_class
+from harvester.pipeline.java import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,6 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester.pipeline import schemas, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, TableMismatch
 from harvester.pipeline.schemas import Table, quote, text
-from harvester.pipeline.session import DELTA, ICEBERG
 
 CATALOG = "spark.sql.catalog."
 _PARTITIONS = "# Partition Information"
@@ -41,6 +40,7 @@ class TableStore(ABC):
     """The tables at `root`, as the session `spark` sees them. `is_catalog`: in a schema, instead of in a directory."""
 
     format: ClassVar[str]
+    _other: ClassVar[str]
     _log: ClassVar[str]
     """The directory that a table has, also one that was killed while it was made."""
     _lacked: ClassVar[str] = ""
@@ -51,10 +51,9 @@ class TableStore(ABC):
         self.spark, self.is_catalog = spark, bool(dot) and "/" not in root and kind is not None
         self.root = root if self.is_catalog or "/" in root else str(Path(root).absolute())
         self.schema = ".".join(map(quote, root.split(".")))
-        other = DELTA if self.format == ICEBERG else ICEBERG
-        if self.is_catalog and other in (kind or "").lower():
-            hint = f"--format {other}, or another catalog"
-            raise TableMismatch(f"the catalog {first} is one for tables of {other.title()}", hint=hint)
+        if self.is_catalog and self._other in (kind or "").lower():
+            hint = f"--format {self._other}, or another catalog"
+            raise TableMismatch(f"the catalog {first} is one for tables of {self._other.title()}", hint=hint)
 
     def settings(self) -> dict[str, str]:
         """Spark's settings by which other sessions find the tables."""

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import TimestampType
 
-from harvester.pipeline.session import java_class
+from harvester.pipeline.java import java_class
 
 _FILES = "org.apache.hadoop.fs"
 
