@@ -1,4 +1,4 @@
-"""The formats of tables: Delta, which is the usual one, and Iceberg."""
+"""The table formats: Delta, the default, and Iceberg."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from harvester.relay import failpoints
 
 
 def open_store(spark: SparkSession, root: str) -> TableStore:
-    """The tables at `root`: a directory, a URL, or catalog.schema. Spark's setting FORMAT says which format they have.
+    """Opens the tables at `root`: a directory, a URL, or CATALOG.SCHEMA. Spark's setting FORMAT selects their format.
 
-    Raises InputMissing for a schema that does not exist, TableMismatch where the format cannot be had.
+    Raises InputMissing for a schema that does not exist, TableMismatch if `root` does not support the format.
     """
     known: dict[str | None, type[TableStore]] = {DELTA: DeltaStore, ICEBERG: IcebergStore}
     if (kind := spark.conf.get(FORMAT, DELTA)) not in known:
-        raise TableMismatch(f"no format {kind} is known for tables", hint=f"{FORMAT} is {' or '.join(map(str, known))}")
+        raise TableMismatch(f"unknown table format {kind}", hint=f"{FORMAT} must be {' or '.join(map(str, known))}")
     store = known[kind](spark, root)
     if store.is_catalog and not spark.catalog.databaseExists(store.schema):
-        raise InputMissing(f"there is no schema {root}", hint="CREATE SCHEMA makes it")
+        raise InputMissing(f"there is no schema {root}", hint="create it with CREATE SCHEMA")
     return store
 
 
@@ -40,14 +40,14 @@ _DELTA = "org.apache.spark.sql.delta"
 _BOUNDED = "delta.dataSkippingStatsColumns"
 _HIDDEN = "*********(redacted)"
 _VACUUM = {
-    # Files that nothing refers to may be of now.
+    # Unreferenced files may be brand-new.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     "spark.databricks.delta.vacuum.logging.enabled": "true",
 }
 
 
 class DeltaStore(TableStore):
-    """Appends bear a transaction's name and number, which Delta leaves out if the table has them."""
+    """Delta skips an append whose transaction name and number the table already has."""
 
     format, _other = "delta", "iceberg"
     _log = "_delta_log"
@@ -58,22 +58,22 @@ class DeltaStore(TableStore):
     def _is_there(self, name: str) -> bool:
         if self.is_catalog:
             return super()._is_there(name)
-        # Killed while it was made, a table is a log without an entry: it is made again.
+        # A log without an entry is a table whose creation was interrupted: it is created again.
         log = tables.listing(self.spark, tables.path_of(self.root, f"{name}/{self._log}"))
         return any(one[:20].isdigit() for one in log)
 
     def _settings(self, table: Table, of_lake: bool) -> Mapping[str, str]:
         own = {"delta.autoOptimize.optimizeWrite": "true"}
         if of_lake:
-            # Every tenth batch would wait for a checkpoint of the log, as Delta has it.
+            # With Delta's default every tenth batch would wait for a checkpoint of the log.
             own = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "100"}
         return own | ({_BOUNDED: ",".join(table.bounded)} if table.bounded else {})
 
     def properties(self, name: str) -> dict[str, str]:
         found = {row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {self.at(name)}").collect()}
         if _HIDDEN in found.values():
-            # A value that looks like a secret, such as a header's name with "token" in it. DESCRIBE DETAIL shows it,
-            # and counts the table's files for that, by two jobs.
+            # Spark hides values that look like secrets, such as the name of a header that contains "token". DESCRIBE
+            # DETAIL shows them, but runs two jobs to count the table's files.
             detail = self.spark.sql(f"DESCRIBE DETAIL {self.at(name)}").select("properties").first()
             assert detail is not None
             found |= detail["properties"]
@@ -82,7 +82,7 @@ class DeltaStore(TableStore):
     def append(self, rows: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> None:
         options = {}
         if transaction is not None:
-            # Delta leaves out a transaction whose application has committed this version, or a later one, before.
+            # Delta skips a transaction if its application has already committed this version or a later one.
             owner, number = transaction
             options = {"txnAppId": f"{owner}-{name}", "txnVersion": str(number)}
         if self.is_catalog:
@@ -93,7 +93,7 @@ class DeltaStore(TableStore):
     def _last_written(self, name: str, owner: str) -> int | None:
         _, snapshot = self._logged(name)
         none = java_class(self.spark, "scala.Option").empty()
-        # In a file beside the last commit. If that is missing, Delta reads all of the log, by two jobs.
+        # The checksum is a file next to the last commit. If it is missing, Delta runs two jobs to read the whole log.
         checksum = snapshot.checksumOpt()
         known = checksum.get().setTransactions() if checksum.isDefined() else none
         transactions = (known.get() if known.isDefined() else snapshot.setTransactions()).iterator()
@@ -111,7 +111,7 @@ class DeltaStore(TableStore):
         return int(self._latest(name)["version"])
 
     def erase(self, name: str, where: str, statement: str) -> ErasedTable:
-        # Into so many parts a vacuum cuts its list of directories, of which there are a few: 10,000 as Spark has it.
+        # VACUUM splits its list of directories into this many parts: by default 10,000, for a few directories.
         tasks = str(self.spark.sparkContext.defaultParallelism)
         for setting, value in {**_VACUUM, "spark.sql.sources.parallelPartitionDiscovery.parallelism": tasks}.items():
             self.spark.conf.set(setting, value)
@@ -122,11 +122,11 @@ class DeltaStore(TableStore):
         last = self._latest(name)
         log, _ = self._logged(name)
         log.checkpoint()
-        # Of the log before this version nothing is needed to read it. It has predicates, and bounds of columns.
+        # Entries before this version are not needed to read it. They contain predicates and bounds of columns.
         where_it_is = f"{self._directory(name)}/{self._log}"
         there = {one: int(one[:20]) for one in tables.listing(self.spark, where_it_is) if one[:20].isdigit()}
         if not any(number == last["version"] and ".checkpoint" in one for one, number in there.items()):
-            raise PipelineError(f"{self.named(name)} was written to meanwhile", hint=END_JOBS)
+            raise PipelineError(f"{self.named(name)} was written to in the meantime", hint=END_JOBS)
         old = {one: number for one, number in there.items() if number < last["version"]}
         tables.remove(self.spark, [f"{where_it_is}/{one}" for one in old])
         versions = (min(old.values()), max(old.values())) if old else None
@@ -138,7 +138,7 @@ class DeltaStore(TableStore):
         return last
 
     def _logged(self, name: str) -> tuple[Any, Any]:
-        """Delta's own objects for the log of a table, and for its latest version."""
+        """Delta's objects for the log of a table and for its latest version."""
         delta, none = java_class(self.spark, f"{_DELTA}.DeltaLog"), java_class(self.spark, "scala.Option").empty()
         log = delta.forTable(self.spark._jsparkSession, self._directory(name))
         return log, log.update(False, none, none)
@@ -153,21 +153,21 @@ _COMPACTED = {"min-input-files": "2", "min-file-size-bytes": str(64 * 2**20)}
 _NEW_TABLE = {
     "format-version": "2",
     "write.wap.enabled": "true",
-    # As they come: files of a few days are written side by side, instead of moving all records by day.
+    # Each task writes the files of a few days side by side, so that records need not be shuffled by day.
     "write.distribution-mode": "none",
     "write.spark.fanout.enabled": "true",
     "write.target-file-size-bytes": str(256 * 2**20),
-    # Each commit writes a file that lists all snapshots.
+    # Each commit writes a metadata file that lists all snapshots.
     "write.metadata.delete-after-commit.enabled": "true",
-    # The last ones say which batches there are, so they outlive the user's expiry.
+    # The last snapshots tell which batches were written, so the user's expiry must keep them.
     "history.expire.min-snapshots-to-keep": str(_KEPT),
 }
 
 
 class IcebergStore(TableStore):
-    """Appends are staged under a batch's name and then published, which Iceberg does once for each name.
+    """Stages each append under the name of its batch, then publishes it, which Iceberg does once per name.
 
-    Tables in a directory are those of a catalog that is made for it, since Iceberg has no others that SQL can change.
+    A directory becomes a catalog of its own, because SQL can change Iceberg's tables only through a catalog.
     """
 
     format, _other = "iceberg", "delta"
@@ -182,14 +182,14 @@ class IcebergStore(TableStore):
             if tables.is_object_store(spark, self.root):
                 raise TableMismatch(
                     f"{self.root} is on an object store, where Iceberg cannot commit without a catalog",
-                    hint="name a schema of a catalog instead, catalog.schema",
+                    hint="use a schema of a catalog instead: CATALOG.SCHEMA",
                 )
             for key, value in self.settings().items():
                 conf.set(key, value)
-        # A session would see what it has written itself, and nothing of another one.
+        # With a cache, a session would see its own commits, but not those of other sessions.
         key = f"{CATALOG}{name}.cache-enabled"
         if conf.get(key, "false") != "false":
-            raise TableMismatch(f"the catalog {name} shows tables as they were", hint=f"leave {key} out")
+            raise TableMismatch(f"the catalog {name} caches its tables", hint=f"remove the setting {key}")
         conf.set(key, "false")
 
     def settings(self) -> dict[str, str]:
@@ -215,7 +215,7 @@ class IcebergStore(TableStore):
             conf.unset(_STAGED)
             writer.append()
             return
-        # The same for all tables of a batch, which are written side by side.
+        # All tables of a batch use the same name; they are written concurrently.
         staged = _staged(*transaction)
         conf.set(_STAGED, staged)
         writer.append()
@@ -223,7 +223,7 @@ class IcebergStore(TableStore):
         try:
             self._call("publish_changes", name, wap_id=text(staged))
         except Py4JJavaError as error:
-            # The second is of two that publish the same snapshot.
+            # The second one is raised if two drivers publish the same snapshot.
             if not re.search("DuplicateWAPCommitException|CherrypickAncestorCommitException", str(error)):
                 raise
 
@@ -232,7 +232,7 @@ class IcebergStore(TableStore):
         super().replace(self._whole(rows, name), name)
 
     def _whole(self, rows: DataFrame, name: str) -> DataFrame:
-        """With columns of the table that are the user's own, which Delta would fill in itself."""
+        """Adds the columns that the user added to the table, as NULL; Delta does so by itself."""
         own = [one for one in self.table(name).schema if one.name not in rows.columns]
         return rows.select("*", *(F.lit(None).cast(one.dataType).alias(one.name) for one in own))
 
@@ -279,8 +279,8 @@ class IcebergStore(TableStore):
         gone = self._call("expire_snapshots", name, older_than=f"timestamp_millis({now + 1}L)", retain_last="1")[0]
         table.refresh()
         if len(left := [one.sequenceNumber() for one in table.snapshots()]) > 1:
-            raise PipelineError(f"{self.named(name)} was written to meanwhile", hint=END_JOBS)
-        # What was cut off has left files that no snapshot names.
+            raise PipelineError(f"{self.named(name)} was written to in the meantime", hint=END_JOBS)
+        # Interrupted writes may have left files to which no snapshot refers.
         actions = java_class(self.spark, "org.apache.iceberg.spark.actions.SparkActions")
         action = actions.get(self.spark._jsparkSession).deleteOrphanFiles(table)
         strays = len(list(action.olderThan(now).execute().orphanFileLocations()))
@@ -293,7 +293,7 @@ class IcebergStore(TableStore):
         return self.spark.sql(f"CALL {self._catalog}.system.{procedure}({given})").collect()
 
     def _java(self, name: str) -> Any:
-        """Iceberg's own object for a table. What it offers to find one by its name looks into the thread's session."""
+        """Iceberg's object for a table, taken from a plan: its lookup by name would use the thread's session."""
         return self.table(name)._jdf.queryExecution().analyzed().collectLeaves().head().table().table()
 
 

@@ -1,6 +1,6 @@
-"""The columns of tables and views, whether an existing table fits, and statements that write and read them, as text.
+"""The columns of tables and views, the check whether an existing table fits, and the SQL that writes and reads them.
 
-Each statement has the same effect whether it runs once or again.
+Every statement is idempotent.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _TYPES: Mapping[str, DataType] = {
 
 
 def struct(*columns: str | StructField) -> StructType:
-    """Columns in this order, each a field or a list such as `id bigint, key binary`. `headers` are those of Kafka.
+    """A schema from fields and lists such as `id bigint, key binary`, in this order. `headers` is the type of Kafka's.
 
-    Spark's own parser of such lists needs a running Java process.
+    Spark's own parser for such lists needs a running Java process.
     """
     fields: list[StructField] = []
     for part in columns:
@@ -57,14 +57,14 @@ KAFKA = struct(
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,"
     " headers headers"
 )
-"""What Spark's Kafka source gives, with its option includeHeaders."""
+"""The rows of Spark's Kafka source with the option includeHeaders."""
 
 BRONZE = struct("day date", PLACE, _CONTENT, _ORIGIN, "created_at timestamp, problem string")
-"""Every record of the topics: what Kafka gave, and what its header says. A view; `day` is that of Kafka's timestamp."""
+"""Every record of the topics with Kafka's columns and its decoded header. A view; `day` is of Kafka's timestamp."""
 SILVER = struct("day date", _ORIGIN, PLACE, _CONTENT, "batch string")
-"""As it is stored, in `silver` and `repeats`: `day` is that of creation, `headers` are without the harvester's own."""
+"""The stored form, in `silver` and `repeats`: `day` is of creation, `headers` are without the harvester's."""
 DELIVERIES = struct("day date", _ORIGIN, "created_at timestamp", PLACE, _CONTENT, "tombstone boolean, batch string")
-"""The same with all that can be derived, and with all headers. A view."""
+"""SILVER with derived columns and all headers. A view."""
 CURRENT = struct(
     "topic string", _CONTENT, "deleted boolean, since timestamp, incarnation string, id bigint",
     "created_at timestamp, timestamp timestamp",
@@ -73,27 +73,27 @@ HISTORY = struct(
     "topic string", _CONTENT, "deleted boolean, valid_from timestamp, valid_to timestamp, incarnation string,"
     " id bigint, created_at timestamp, timestamp timestamp",
 )  # fmt: skip
-"""Every state that a key has had (a slowly changing dimension of type 2). A view."""
+"""Every state of each key (a slowly changing dimension of type 2). A view."""
 INCARNATIONS = struct("incarnation string, since timestamp")
 REJECTS = struct("day date", PLACE, _CONTENT, "reason string, detail string, batch string")
 LOSSES = struct("topic string, partition int, first_offset bigint, end_offset bigint, accepted_at timestamp")
-"""Offsets from `first_offset` to before `end_offset` that were never read; NULL: nobody knows up to where."""
+"""Offsets from `first_offset` up to, but not including, `end_offset` that were never read; NULL: unknown end."""
 
 ERASURES = struct(
     "incarnation string, term bigint, lane bigint, producer bigint, sequence bigint, erased_at timestamp,"
     " topic string, timestamp timestamp"
 )
-"""Numbers of records that were erased, which an audit would miss. Of those that the archive has kept also the topic and
-Kafka's time; NULL for the others.
+"""The numbers of erased records, which an audit would otherwise report as missing. Topic and Kafka's time are set for
+records that the archive keeps, NULL for others.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of a lake: its directory, columns and what it is partitioned by.
+    """A table of a lake: its directory, columns and partitioning.
 
-    `bounded`: of which columns each file's smallest and largest value is kept, to leave out files by; empty means of
-    all. Each of them costs every record that is written.
+    `bounded`: the columns for which each file's smallest and largest value is kept, so that queries can skip files;
+    empty means all. Each such column makes writing a record slower.
     """
 
     name: str
@@ -114,21 +114,21 @@ TABLES = (
     SILVER_TABLE, REPEATS_TABLE, CURRENT_TABLE, INCARNATIONS_TABLE, REJECTS_TABLE, LOSSES_TABLE, ERASURES_TABLE,
 )  # fmt: skip
 BAD_PAYLOAD = "bad payload"
-"""The reason in `rejects` of a record that silver has as well."""
+"""The reason in `rejects` of a record that is also in silver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A column that a table lacks; `path` leads into structs."""
+    """A column that a table lacks; `path` includes the structs that contain it."""
 
     path: tuple[str, ...]
     kind: DataType
 
 
 def differences(found: StructType, expected: StructType) -> tuple[list[Addition], list[str]]:
-    """Columns that `found` lacks and that can be added, and what is wrong, in words.
+    """The columns that can be added to `found`, and a description of every other difference.
 
-    Columns that only `found` has are somebody's own; they are left alone and get NULL, unless they refuse it.
+    Columns that only `found` has belong to the user; they are kept and filled with NULL, which they must accept.
     """
     additions: list[Addition] = []
     problems: list[str] = []
@@ -150,11 +150,11 @@ def _compare(
         elif other.dataType.simpleString() != field.dataType.simpleString():
             name = ".".join(here)
             problems.append(f"{name} is {other.dataType.simpleString()}, not {field.dataType.simpleString()}")
-    problems += [f"{'.'.join((*path, field.name))} takes no NULL" for field in have.values() if not field.nullable]
+    problems += [f"{'.'.join((*path, field.name))} accepts no NULL" for field in have.values() if not field.nullable]
 
 
 def create(at: str, kind: str, table: Table, properties: Mapping[str, str]) -> str:
-    """The table, of this format, unless it is there."""
+    """Creates the table in this format, unless it exists."""
     columns = ", ".join(f"{quote(field.name)} {kind_of(field.dataType)}" for field in table.schema)
     partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
     listed = ", ".join(f"{text(name)} = {text(value)}" for name, value in properties.items())
@@ -162,13 +162,13 @@ def create(at: str, kind: str, table: Table, properties: Mapping[str, str]) -> s
 
 
 def add_columns(at: str, additions: Iterable[Addition]) -> str:
-    """Columns at the end of the table, or of one of its structs; NULL in what is there."""
+    """Adds columns at the end of a table or of its structs; NULL in existing rows."""
     listed = ", ".join(f"{'.'.join(map(quote, one.path))} {kind_of(one.kind)}" for one in additions)
     return f"ALTER TABLE {at} ADD COLUMNS ({listed})"
 
 
 def kind_of(kind: DataType) -> str:
-    """A type in SQL, with the names within it quoted, which `simpleString` leaves as they are."""
+    """A type in SQL, with the names in it quoted, which `simpleString` does not do."""
     if isinstance(kind, StructType):
         return f"struct<{', '.join(f'{quote(field.name)}: {kind_of(field.dataType)}' for field in kind)}>"
     if isinstance(kind, ArrayType):
@@ -182,7 +182,7 @@ _AGE = "since, incarnation, id"
 
 
 def merge_states(at: str, states: str) -> str:
-    """Takes the rows of a query with the columns of CURRENT that are younger than the table's, or of another key."""
+    """Merges the rows of a query for CURRENT that have a new key, or are newer than the table's row of their key."""
     younger = " > ".join(f"struct({', '.join(f'{side}.{name}' for name in _AGE.split(', '))})" for side in "st")
     changes = ", ".join(f"t.{quote(name)} = s.{quote(name)}" for name in CURRENT.names)
     columns = ", ".join(map(quote, CURRENT.names))
@@ -195,7 +195,7 @@ def merge_states(at: str, states: str) -> str:
 
 
 def merge_losses(at: str, losses: str) -> str:
-    """Takes the rows of a view with the columns of LOSSES but for the last; those that begin alike are one."""
+    """Merges a view with the columns of LOSSES except the last; losses with the same start count as one."""
     return (
         f"MERGE INTO {at} t USING {losses} s ON t.topic = s.topic AND t.partition = s.partition AND"
         " t.first_offset = s.first_offset WHEN MATCHED THEN UPDATE SET t.end_offset = s.end_offset"
@@ -205,9 +205,9 @@ def merge_losses(at: str, losses: str) -> str:
 
 
 def keep_latest(repeats: str, silver: str, since: str) -> str:
-    """Removes rows of `repeats` whose record a later batch has written once more, there or to silver.
+    """Deletes rows of `repeats` whose record a later batch has written again, to `repeats` or to silver.
 
-    Of batches from `since` on, in both.
+    Considers only batches from `since` on.
     """
     place = "topic, partition, offset, timestamp"
     rows = " UNION ALL ".join(
@@ -220,12 +220,12 @@ def keep_latest(repeats: str, silver: str, since: str) -> str:
     )
 
 
-# -- views. Columns of these names are those of the stored tables, and `at` has the tables by their names.
+# -- views. Their columns have the names of stored columns; `at` maps the name of a table to its name in SQL.
 
 At = Callable[[str], str]
 _DAY_US = 86_400_000_000
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""Of the years 1 to 9999, which is what a timestamp can have."""
+"""The first and last microsecond of the years 1 to 9999, the range of a timestamp."""
 _OWN = (
     ("term", 16),
     ("lane", 8),
@@ -234,7 +234,7 @@ _OWN = (
     *((name, 16) for name in ("id", "sequence", "created_us")),
 )
 _CREATED_AT = f"CASE WHEN created_us BETWEEN {FIRST_US} AND {LAST_US} THEN timestamp_micros(created_us) END"
-# Not to_date: that would be the day in the time zone of the session.
+# Not to_date, which would return the day in the session's time zone.
 _DAY = (
     f"date_from_unix_date(CAST((unix_micros(timestamp) - pmod(unix_micros(timestamp), {_DAY_US}L)) DIV {_DAY_US}L"
     " AS INT))"
@@ -242,10 +242,10 @@ _DAY = (
 
 
 def deliveries(source: str, header: str) -> str:
-    """A query for DELIVERIES of a table with the columns of SILVER. `header`: the name of the harvester's own.
+    """A query for DELIVERIES from a table with the columns of SILVER. `header`: the name of the harvester's header.
 
-    It is made from the columns that were decoded from it, byte for byte, unless `headers` has it: where it was not the
-    last one, and in tables of earlier versions.
+    The header is reconstructed byte for byte from the decoded columns, unless `headers` contains it, as it does if it
+    was not the last header, and in tables of earlier versions.
     """
     digits = ", ".join(f"lpad(hex({column}), {size}, '0')" for column, size in _OWN)
     own = f"unhex(concat('b501', replace(incarnation, '-', ''), {digits}))"
@@ -262,7 +262,7 @@ def deliveries(source: str, header: str) -> str:
 
 
 def bronze(at: At, header: str, before: str | None = None) -> str:
-    """A query for BRONZE: every record, each once, whichever table holds it. `before`: of batches before this one."""
+    """A query for BRONZE: every record once, whichever table holds it. `before`: only batches before this one."""
 
     def stored(table: str) -> str:
         rows = at(table)
@@ -280,16 +280,16 @@ def bronze(at: At, header: str, before: str | None = None) -> str:
 
 
 def current(at: At, header: str, after: str | None = None) -> str:
-    """A query for CURRENT: the table's states, and those of silver's batches behind `after`, up to which it has them.
+    """A query for CURRENT: the table's states and those of silver's batches after `after`, the last folded one.
 
-    None: of all batches. An earlier one than that gives the same states.
+    None: all batches of silver. An earlier batch than the last folded one gives the same states.
     """
     states = f"SELECT {_listed(CURRENT, {})} FROM {at('current')}"
     return _youngest(f"{states} UNION ALL {_states(at, header, after)}")
 
 
 def folded(at: At, header: str, after: str | None) -> str:
-    """A query for CURRENT: the states in silver's batches behind `after` alone."""
+    """A query for CURRENT: only the states in silver's batches after `after`."""
     return _youngest(_states(at, header, after))
 
 
@@ -302,10 +302,10 @@ def _states(at: At, header: str, after: str | None = None) -> str:
 
 
 def history(at: At, header: str) -> str:
-    """A query for HISTORY. States of a key follow each other without a gap, in the order in which they came about.
+    """A query for HISTORY. The states of a key follow each other without gaps, in the order of their creation.
 
-    A row that was created before its predecessor, by the clock, counts from that one's time on. What has no time of
-    creation counts from Kafka's.
+    A row whose creation time is before its predecessor's is valid from the predecessor's time on. A row without a
+    creation time is valid from Kafka's time on.
     """
     key = "PARTITION BY topic, key ORDER BY " + _AGE
     begun = f"max(coalesce(created_at, timestamp)) OVER ({key} ROWS UNBOUNDED PRECEDING)"
@@ -314,7 +314,7 @@ def history(at: At, header: str) -> str:
 
 
 def _youngest(states: str) -> str:
-    """Of each topic and key the state of the highest (since, incarnation, id)."""
+    """For each topic and key, the state with the highest (since, incarnation, id)."""
     others = [field.name for field in CURRENT if field.name not in ("topic", "key")]
     row = f"struct({', '.join(map(quote, others))})"
     chosen = f"SELECT topic, key, max_by({row}, struct({_AGE})) AS state FROM ({states}) GROUP BY topic, key"
@@ -326,10 +326,10 @@ def _listed(schema: StructType, made: Mapping[str, str]) -> str:
 
 
 def quote(name: str) -> str:
-    """A name in SQL, whatever it holds."""
+    """Quotes any name for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def text(value: str) -> str:
-    """A string in SQL, whatever it holds."""
+    """Quotes any string for SQL."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""The Spark session of a job: its settings, the connectors that belong to it, and clear errors for what cannot work."""
+"""The Spark session of a job: its settings, its connectors, and clear errors for what cannot work."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 JARS = "HARVESTER_SPARK_JARS"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit: where its Java process listens."""
+"""Set by spark-submit: the port of its Java process."""
 _DEFAULT = re.compile(r"\s*([^\s=:#!][^\s=:]*)\s*[=:]?\s*(.*)")  # a line of java.util.Properties
-# What Spark itself brings along: a second copy of these in another version would be loaded first.
+# Spark ships these: a second copy in another version would take precedence.
 OF_SPARK = ("org.apache.hadoop", "org.scala-lang", "org.slf4j", "org.lz4", "org.xerial.snappy", "org.antlr")
 
 
@@ -35,7 +35,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.\d+")
 _KAFKA = re.compile(r"spark-sql-kafka-0-10_(\d+\.\d+)[-:](\d+\.\d+\.\d+)")
 _DELTA_JAR = re.compile(r"delta-spark(?:_(\d+\.\d+))?_(\d+\.\d+)[-:](\d+\.\d+)")
 FORMAT = "spark.harvester.format"
-"""A setting that Spark does not know: the format of tables, DELTA unless it says ICEBERG."""
+"""The table format: DELTA, the default, or ICEBERG. A setting that Spark itself does not know."""
 DELTA, ICEBERG = "delta", "iceberg"
 
 
@@ -50,7 +50,7 @@ class Coordinate:
 
 
 _POSTGRES = Coordinate("org.postgresql", "postgresql", "42.7.8")
-# Each is built for one minor version of Spark. Of Delta the artifact says so since 4.1. https://docs.delta.io/releases
+# Each is built for one minor version of Spark. Delta's artifacts name it since 4.1. https://docs.delta.io/releases
 _DELTA = {
     (4, 0): Coordinate("io.delta", f"delta-spark_{_SCALA}", "4.0.0"),
     (4, 1): Coordinate("io.delta", f"delta-spark_4.1_{_SCALA}", "4.1.0"),
@@ -59,18 +59,18 @@ _ICEBERG = {(4, 0): Coordinate("org.apache.iceberg", f"iceberg-spark-runtime-4.0
 
 
 def connectors(pyspark_version: str, format_: str = DELTA) -> tuple[Coordinate, ...]:
-    """Kafka source, Delta Lake, PostgreSQL driver, and Iceberg if that is the format of tables, for this Spark.
+    """Kafka source, Delta Lake, PostgreSQL driver, and for the format ICEBERG also Iceberg, for this PySpark.
 
-    Raises ConnectorMismatch if there is none for it.
+    Raises ConnectorMismatch if one does not exist for it.
     """
     found = (_kafka(pyspark_version), _built("Delta Lake", _DELTA, pyspark_version), _POSTGRES)
     return (*found, _built("Iceberg", _ICEBERG, pyspark_version)) if format_ == ICEBERG else found
 
 
 def check_connectors(pyspark_version: str, jars: Iterable[str]) -> None:
-    """Raise ConnectorMismatch if one of these jars (paths or coordinates) was made for another Spark or Scala.
+    """Raises ConnectorMismatch if one of these jars (paths or coordinates) was built for another Spark or Scala.
 
-    Jars that are none of our connectors are the user's own business.
+    Checks only our connectors; other jars are the user's responsibility.
     """
     kafka, delta, _ = connectors(pyspark_version)
     major, minor, _ = kafka.version.split(".")
@@ -79,21 +79,21 @@ def check_connectors(pyspark_version: str, jars: Iterable[str]) -> None:
             fits, expected = found.groups() == (_SCALA, kafka.version), kafka
         elif found := _DELTA_JAR.search(jar):
             spark, scala, line = found.groups()
-            # Without Spark's version in its name, Delta's own stands for it.
+            # If the name does not contain Spark's version, Delta's own version equals it.
             fits, expected = scala == _SCALA and (spark or line) == f"{major}.{minor}", delta
         else:
             continue
         if not fits:
             raise ConnectorMismatch(
-                f"{jar.rsplit('/', 1)[-1]} was not made for PySpark {pyspark_version}",
-                hint=f"it takes {expected}; name no connectors, and the right ones are fetched",
+                f"{jar.rsplit('/', 1)[-1]} was not built for PySpark {pyspark_version}",
+                hint=f"it needs {expected}; name no connectors to have the right ones downloaded",
             )
 
 
 def _kafka(version: str) -> Coordinate:
-    found = _VERSION.match(version)  # 4.1.0.dev3 is served by the connector of 4.1.0
+    found = _VERSION.match(version)  # 4.1.0.dev3 uses the connector of 4.1.0
     if found is None:
-        raise ConnectorMismatch(f"PySpark calls its version {version!r}, which is no version of Spark")
+        raise ConnectorMismatch(f"PySpark reports the version {version!r}, which is not a version of Spark")
     return Coordinate("org.apache.spark", f"spark-sql-kafka-0-10_{_SCALA}", found[0])
 
 
@@ -112,16 +112,17 @@ def _built(name: str, known_ones: Mapping[tuple[int, int], Coordinate], version:
 def connector_jars(
     pyspark_version: str, format_: str = DELTA, *, progress: Callable[[str], None] = lambda _: None
 ) -> list[Path]:
-    """The `connectors` and what they need; downloads them (20 MB, with Iceberg 65 MB) the first time.
+    """The jars of the `connectors` and their dependencies; downloads them once (20 MB, with Iceberg 65 MB).
 
-    $HARVESTER_SPARK_JARS names a directory of your own. Raises ConnectorMismatch, SparkUnavailable, StackError.
+    $HARVESTER_SPARK_JARS overrides them with a directory of jars. Raises ConnectorMismatch, SparkUnavailable,
+    StackError.
     """
     if given := os.environ.get(JARS):
         jars = sorted(Path(given).absolute().glob("*.jar"))
         if not any("spark-sql-kafka" in jar.name for jar in jars):
             raise SparkUnavailable(
-                f"{JARS}={given}: no Kafka connector of Spark there",
-                hint="name a directory with the connectors' jars, or unset it",
+                f"{JARS}={given}: no Kafka connector for Spark in this directory",
+                hint="set it to a directory that contains the connectors' jars, or unset it",
             )
         check_connectors(pyspark_version, (jar.name for jar in jars))
         return jars
@@ -129,23 +130,23 @@ def connector_jars(
     home = java.cached_jars(
         "spark-" + "-".join((pyspark_version, *(coordinate.version for coordinate in wanted[1:]))),
         lambda directory: resolve(wanted, directory),
-        announce=lambda: progress(f"fetching the connectors of Spark {pyspark_version} (once)"),
+        announce=lambda: progress(f"downloading the connectors for Spark {pyspark_version} (once)"),
     )
     return sorted(home.glob("*.jar"))
 
 
 def resolve(wanted: Iterable[Coordinate], directory: Path, without: Iterable[str] = OF_SPARK) -> None:
-    """Fetch them and all they need with the Apache Ivy that PySpark ships, as `spark-submit --packages` does.
+    """Downloads artifacts and their dependencies with PySpark's Apache Ivy, as `spark-submit --packages` does.
 
-    `without` these groups, or modules, GROUP:ARTIFACT.
+    `without`: groups, or modules GROUP:ARTIFACT, to exclude.
     """
-    # Found without importing: importing pyspark takes half a second and starts nothing we need.
+    # Located without importing pyspark, which would take half a second.
     found = importlib.util.find_spec("pyspark")
     jars = Path(found.origin).parent / "jars" if found is not None and found.origin is not None else Path()
     ivy = next(iter(sorted(jars.glob("ivy-*.jar"))), None)
     if ivy is None:
         raise StackError(
-            "Apache Ivy, which fetches the connectors of Spark, is not installed",
+            "Apache Ivy, which downloads the connectors for Spark, is not installed",
             hint="pip install 'outbox-harvester[spark]'",
         )
     runtime = java.find()
@@ -164,11 +165,11 @@ def resolve(wanted: Iterable[Coordinate], directory: Path, without: Iterable[str
             *("-types", "jar", "bundle"),
         ]
         try:
-            run(command, what="fetching the connectors of Spark", timeout_s=600.0)
+            run(command, what="downloading the connectors for Spark", timeout_s=600.0)
         except StackError as error:
             raise StackError(
                 error.message,
-                hint=f"it needs the network once; {JARS} names a directory with jars you already have",
+                hint=f"it needs network access once; or set {JARS} to a directory of jars that you already have",
             ) from error
 
 
@@ -188,44 +189,44 @@ def _module(wanted: Iterable[Coordinate], without: Iterable[str]) -> str:
 
 
 NEWEST_JAVA = 21
-"""Spark 4 runs on 17 and 21; from 24 on Hadoop's login fails, for want of the security manager."""
+"""Spark 4 runs on 17 and 21; from 24 on, Hadoop's login fails without the removed security manager."""
 
 _EXTENSIONS, _DELTA_EXTENSION = "spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension"
 _NEEDED = {
-    "spark.sql.session.timeZone": "UTC",  # days and shown times are the same on every machine
+    "spark.sql.session.timeZone": "UTC",  # days and displayed times are the same on every machine
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# Nearly every value of these columns is another: to look for equal ones costs a tenth of all that writing takes.
+# Nearly all values of these columns differ: looking for equal ones takes a tenth of the time for writing.
 _UNALIKE = ("value", "headers.list.element.value", "id", "offset", "sequence", "created_us", "created_at", "timestamp")
 _USUAL = {
-    # A user's own catalog knows what Delta's does: Unity's, say.
+    # A user's own catalog, such as Unity's, also supports Delta.
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
-    # A batch of the lake has more than the 100 pieces of compiled code that Spark keeps. Thrown out before they come
-    # again, each would be compiled and interpreted anew in every batch: a third of all the time.
+    # A batch of the lake uses more than the 100 pieces of compiled code that Spark keeps by default. Evicted before
+    # their reuse, all would be compiled again in every batch, which would take a third of the time.
     "spark.sql.codegen.cache.maxEntries": "2000",
-    # The log of a table of the lake is small: Delta's 50 tasks for each look at it would take longer than the look.
+    # The log of a lake's table is small: Delta's default of 50 tasks to read it would take longer than reading it.
     "spark.databricks.delta.snapshotPartitions": "4",
-    # Each commit would list its table's files once more, which nothing reads; and wherever the clock is not set to UTC,
-    # the whole log would be read again to compare it with that list.
+    # Each commit would also write a list of its table's files, which nothing reads; and in time zones other than UTC,
+    # Delta would read the whole log again to compare it with that list.
     "spark.databricks.delta.allFilesInCrc.enabled": "false",
-    # Files of a few days are written side by side; else each task would sort its records by day first.
+    # A task writes the files of a few days concurrently; otherwise it would first sort its records by day.
     "spark.sql.maxConcurrentOutputFileWriters": "16",
-    # Compaction leaves files of this size alone. With Delta's 1 GB it would write a day's records again and again.
+    # Compaction skips files of this size. With Delta's 1 GB it would rewrite a day's records again and again.
     "spark.databricks.delta.optimize.minFileSize": str(64 * 2**20),
     "spark.databricks.delta.optimize.maxFileSize": str(256 * 2**20),
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNALIKE},
 }
-_GOES_ON = "nothing is lost: started again, it continues where it was"
+_GOES_ON = "nothing is lost: after a restart it continues where it stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """`master`: as for spark-submit; None is the one that was submitted, or else local[*].
+    """The settings of a session. `master`: as for spark-submit; None: the submitted one, or else local[*].
 
-    `conf` wins over what Spark was given elsewhere (`given_elsewhere`), and both over all but what the jobs need.
-    `log_level` is of Spark's own log, which tells of each failure with a stack trace.
+    `conf` overrides the settings that Spark got elsewhere (`given_elsewhere`); both override our defaults, except
+    what the jobs need. `log_level` applies to Spark's own log, which reports each failure with a stack trace.
     """
 
     name: str
@@ -235,7 +236,7 @@ class SessionSettings:
 
 
 def spark_version() -> str:
-    """The version of the installed PySpark; SparkUnavailable where there is none. Imports nothing of it."""
+    """The version of the installed PySpark, found without importing it. Raises SparkUnavailable if there is none."""
     if importlib.util.find_spec("pyspark") is None:
         raise SparkUnavailable("the pipeline needs Apache Spark", hint="pip install 'outbox-harvester[spark]'")
     from importlib.metadata import PackageNotFoundError, version
@@ -249,16 +250,16 @@ def spark_version() -> str:
 
 
 def given_elsewhere() -> dict[str, str]:
-    """Read the settings that the user has given to spark-submit, if it has started this process.
+    """The settings given to spark-submit, if it started this process, or else those of spark-defaults.conf.
 
-    Otherwise those of spark-defaults.conf; {} where there is none.
+    {} if that file does not exist.
     """
     if _GATEWAY in os.environ:
         from pyspark import SparkConf, SparkContext
 
         SparkContext._ensure_initialized()  # connects to the Java process of spark-submit
         return dict(SparkConf().getAll())
-    # As spark-submit finds it, which PySpark calls for a Java process.
+    # Located as spark-submit does, which PySpark runs to start a Java process.
     from pyspark.find_spark_home import _find_spark_home
 
     directory = os.environ.get("SPARK_CONF_DIR") or f"{_find_spark_home()}/conf"  # type: ignore[no-untyped-call]
@@ -276,10 +277,10 @@ def options(
     progress: Callable[[str], None],
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Everything the builder is told. Connectors that the user names are checked, else ours are added.
+    """All settings for the session's builder. Checks the connectors that the user names, or adds ours.
 
-    Of what was given `elsewhere` nothing is replaced but what the jobs need. Under spark-submit the Java process runs
-    already, and has the jars that it was given there.
+    Settings given `elsewhere` are kept, except those that the jobs need. Under spark-submit the Java process already
+    runs, with the jars given there.
     """
     given = {**elsewhere, **settings.conf}
     named = [*_listed(settings.conf, "spark.jars"), *_listed(settings.conf, "spark.jars.packages")]
@@ -304,12 +305,12 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 
 
 def is_one_process(master: str) -> bool:
-    """True if the driver is the only executor, so that what Spark keeps is lost with the job alone."""
+    """True if the driver is the only executor, so that data kept by Spark is lost only if the job ends."""
     return _LOCAL.fullmatch(master) is not None
 
 
 def _sized(master: str) -> dict[str, str]:
-    """On one machine 200 tasks for each shuffle, as Spark has it, would take longer than what they do."""
+    """A shuffle's number of tasks on one machine, where Spark's 200 would cost more time than their work."""
     found = _LOCAL.fullmatch(master)
     if found is None:
         return {}
@@ -318,7 +319,7 @@ def _sized(master: str) -> dict[str, str]:
 
 
 def use_java() -> None:
-    """Let Spark start the first Java that it can run on: JAVA_HOME, PATH, the wheel. SparkUnavailable without one."""
+    """Makes Spark use the first suitable Java: JAVA_HOME, PATH, the wheel. Raises SparkUnavailable if there is none."""
     try:
         found = java.find(newest=NEWEST_JAVA)
     except StackError as error:
@@ -328,7 +329,7 @@ def use_java() -> None:
 
 @contextmanager
 def session(settings: SessionSettings, *, progress: Callable[[str], None] = lambda _: None) -> Iterator[SparkSession]:
-    """A running Spark, stopped at the end; raises SparkUnavailable, ConnectorMismatch, StackError."""
+    """Starts Spark, and stops it at the end. Raises SparkUnavailable, ConnectorMismatch, StackError."""
     version = spark_version()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -344,7 +345,7 @@ def session(settings: SessionSettings, *, progress: Callable[[str], None] = lamb
     if _GATEWAY not in os.environ:
         use_java()
 
-    # It would print a stack trace for what is raised to us as well.
+    # It would also print a stack trace for each error that it raises.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     builder = SparkSession.builder.appName(settings.name)
     if settings.master is not None:
@@ -354,7 +355,7 @@ def session(settings: SessionSettings, *, progress: Callable[[str], None] = lamb
     try:
         spark = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
-        raise SparkUnavailable(f"Spark did not start: {reason(error)}", hint="see what it printed above") from error
+        raise SparkUnavailable(f"Spark did not start: {reason(error)}", hint="see its output above") from error
     spark.sparkContext.setLogLevel(settings.log_level)
     try:
         yield spark
@@ -365,7 +366,7 @@ def session(settings: SessionSettings, *, progress: Callable[[str], None] = lamb
 
 @contextmanager
 def clear_errors(what: str, error_type: type[PipelineError] = PipelineError, hint: str = _GOES_ON) -> Iterator[None]:
-    """Turns whatever Spark or its Java process says into an error of one line, beginning with `what`."""
+    """Converts errors of Spark or its Java process into an error of one line that begins with `what`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -376,25 +377,25 @@ def clear_errors(what: str, error_type: type[PipelineError] = PipelineError, hin
 
 
 def reason(error: BaseException) -> str:
-    """The innermost cause that an error of Spark names, without its stack trace.
+    """The innermost cause in an error of Spark, without the stack trace.
 
-    If one is about a file, it is that one: what an object store said within it does not name the file.
+    A cause about a file is preferred: the object store's error inside it does not name the file.
     """
     text = str(error)
     causes = [line.partition("Caused by:")[2].strip() for line in text.splitlines() if "Caused by:" in line]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, OSError | EOFError) or type(error).__name__ == "Py4JNetworkError":
         return "Spark's Java process is gone"
-    # What Python raised within a batch comes back through Java, with the trace of both.
+    # An error that Python raised in a batch comes back through Java, with both stack traces.
     causes = [cause for cause in causes if "py4j.Py4JException" not in cause] or _raised(text)
-    # Below what was called comes what went wrong there.
+    # The line after the name of the call is the error.
     told = [line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling ")]
     causes = [one for one in (*told, *causes) if one.startswith("java.nio.file.")] or causes
     return causes[-1] if causes else (told or [type(error).__name__])[0]
 
 
 def _raised(text: str) -> list[str]:
-    """The exceptions below the tracebacks of Python in a text."""
+    """The exceptions at the ends of Python tracebacks in a text."""
     found, within = [], False
     for line in text.splitlines():
         if line.endswith("Traceback (most recent call last):"):

@@ -1,7 +1,7 @@
-"""The tables of a job: what the jobs need of a table format and of the place where tables are, and no more. ADR 29.
+"""The tables of a job: the few operations that jobs need, independent of table format and location. ADR 29.
 
-Tables are named like their directories: `silver`, `json/orders`. In a schema of a catalog the latter is `json_orders`.
-`formats` has what one format does unlike another.
+Tables are named after their directories: `silver`, `json/orders`. In a schema of a catalog the latter is `json_orders`.
+`formats` implements what differs between formats.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from harvester.pipeline.schemas import Table, quote, text
 CATALOG = "spark.sql.catalog."
 _PARTITIONS = "# Partition Information"
 _VALUES = "json/"
-END_JOBS = "end the jobs that write there, then repeat this"
+END_JOBS = "stop the jobs that write there, then repeat this"
 
 
 @dataclass(frozen=True, slots=True)
 class ErasedTable:
-    """`versions`: the first and the last of the versions that can no longer be read."""
+    """The result of an erasure. `versions`: the first and the last version that can no longer be read."""
 
     rows: int
     files_removed: int
@@ -37,12 +37,12 @@ class ErasedTable:
 
 
 class TableStore(ABC):
-    """The tables at `root`, as the session `spark` sees them. `is_catalog`: in a schema, instead of in a directory."""
+    """The tables at `root`, as the session `spark` sees them. `is_catalog`: in a schema rather than in a directory."""
 
     format: ClassVar[str]
     _other: ClassVar[str]
     _log: ClassVar[str]
-    """The directory that a table has, also one that was killed while it was made."""
+    """A directory that every table has, even if its creation was interrupted."""
     _lacked: ClassVar[str] = ""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
@@ -52,51 +52,54 @@ class TableStore(ABC):
         self.root = root if self.is_catalog or "/" in root else str(Path(root).absolute())
         self.schema = ".".join(map(quote, root.split(".")))
         if self.is_catalog and self._other in (kind or "").lower():
-            hint = f"--format {self._other}, or another catalog"
-            raise TableMismatch(f"the catalog {first} is one for tables of {self._other.title()}", hint=hint)
+            hint = f"use --format {self._other}, or another catalog"
+            raise TableMismatch(f"the catalog {first} is for tables of {self._other.title()}", hint=hint)
 
     def settings(self) -> dict[str, str]:
-        """Spark's settings by which other sessions find the tables."""
+        """The Spark settings with which other sessions find the tables."""
         return {}
 
     def in_new_session(self) -> Self:
-        """The same tables, with settings of their own."""
+        """The same tables in a new session, which has its own settings."""
         return type(self)(self.spark.newSession(), self.root)
 
     def at(self, name: str) -> str:
-        """A table, for Spark SQL."""
+        """The name of a table in Spark SQL."""
         return f"{self.schema}.{quote(_flat(name))}" if self.is_catalog else self._in_directory(name)
 
     def beside(self, name: str) -> str:
-        """A file or a directory beside the tables. Those of a schema have it beside the checkpoint that they name."""
+        """The path of a file or directory next to the tables; for a schema, next to the checkpoint that silver names.
+
+        Raises CheckpointMismatch if no checkpoint is named.
+        """
         if not self.is_catalog:
             return tables.path_of(self.root, name)
         noted = self.properties("silver").get(tables.CHECKPOINT) if self.exists("silver") else None
         if noted is None:
             raise CheckpointMismatch(
-                f"nobody knows where the files beside the tables in {self.root} are",
-                hint="name a directory for the checkpoint with --checkpoint",
+                f"the location of the files that belong to the tables in {self.root} is unknown",
+                hint="specify a directory for the checkpoint with --checkpoint",
             )
         return noted if name == "checkpoint" else f"{noted}-{name}"
 
     def table(self, name: str) -> DataFrame:
-        """The rows, as they are stored."""
+        """The rows as stored."""
         return self.spark.table(self.at(name))
 
     def exists(self, name: str) -> bool:
-        """Whether there is a table; TableMismatch for a directory with anything else in it."""
+        """Whether the table exists. Raises TableMismatch for a directory that contains anything else."""
         if self._is_there(name):
             return True
         path = tables.path_of(self.root, name)
         if not self.is_catalog and set(tables.listing(self.spark, path)) - {self._log}:
             raise TableMismatch(
-                f"{path} holds something that is no {self.format.title()} table",
-                hint="name an empty directory, or the tables' own --format",
+                f"{path} is neither empty nor a table of {self.format.title()}",
+                hint="use an empty directory, or the --format of its tables",
             )
         return False
 
     def values(self) -> list[str]:
-        """The tables of values that there are."""
+        """The existing tables of topics' values."""
         if not self.is_catalog:
             return [f"{_VALUES}{name}" for name in tables.listing(self.spark, tables.path_of(self.root, "json"))]
         rows = self.spark.sql(f"SHOW TABLES IN {self.schema} LIKE 'json_*'").where("NOT isTemporary").collect()
@@ -105,16 +108,17 @@ class TableStore(ABC):
         return [name for name in ours if tables.OWNER in self.properties(name)]
 
     def require_types(self, wanted: Iterable[Table]) -> None:
-        """Raises TableMismatch for columns that such tables cannot have."""
+        """Raises TableMismatch for columns of types that the format does not support."""
         for table in wanted:
             if self._lacked and (found := re.search(self._lacked, table.schema.simpleString())):
-                said = f"{self.format.title()} has no type {found[1]}, which {table.name} is to have"
+                said = f"{self.format.title()} has no type {found[1]}, which {table.name} requires"
                 raise TableMismatch(said, hint="use INT")
 
     def prepare(self, wanted: Iterable[Table], owner: str | None = None, header: str | None = None) -> None:
-        """Makes what is missing, adds new columns; TableMismatch for anything else, before anything is changed.
+        """Creates missing tables and adds missing columns.
 
-        Without an `owner`, anybody may add to the tables. `header`: of a lake.
+        Raises TableMismatch for any other difference, before it changes anything. Without an `owner`, any job may
+        append to the tables. `header`: the name of the harvester's header, for a lake.
         """
         listed = list(wanted)
         additions = [self._check(table, owner) for table in listed]
@@ -129,50 +133,51 @@ class TableStore(ABC):
                 self.spark.sql(schemas.add_columns(at, missing))
 
     def _check(self, table: Table, owner: str | None) -> list[schemas.Addition] | None:
-        """The columns to add; None where there is no table yet."""
+        """The columns to add; None if the table does not exist yet."""
         if not self.exists(table.name):
             return None
         at = self.at(table.name)
         if self.is_catalog and (found := self._details(table.name)["Provider"].lower()) != self.format:
-            raise TableMismatch(f"{at} is a table of the format {found}", hint=f"--format {found}, or another schema")
+            hint = f"use --format {found}, or another schema"
+            raise TableMismatch(f"{at} is a table of the format {found}", hint=hint)
         missing, problems = schemas.differences(self.table(table.name).schema, table.schema)
         if (by := self._partitioning(table.name)) != table.partitioned_by:
             wanted = ", ".join(table.partitioned_by) or "nothing"
             problems.append(f"it is partitioned by {', '.join(by) or 'nothing'}, not by {wanted}")
         if problems:
             raise TableMismatch(
-                f"the table {self.named(table.name)} has another schema: {'; '.join(problems)}",
-                hint="write to another directory, or mend the table",
+                f"the table {self.named(table.name)} has a different schema: {'; '.join(problems)}",
+                hint="write to another directory, or repair the table",
             )
         if owner is not None and self.properties(table.name).get(tables.OWNER) != owner:
             raise self.filled_by_another(table.name)
         return missing
 
     def filled_by_another(self, name: str) -> TableMismatch:
-        """The error of a table that is another checkpoint's."""
-        said = f"the table {self.named(name)} was filled through another checkpoint"
+        """The error for a table that belongs to another checkpoint."""
+        said = f"the table {self.named(name)} belongs to another checkpoint"
         return TableMismatch(said, hint=tables.FOREIGN)
 
     def named(self, name: str) -> str:
-        """A table, for people."""
+        """The name of a table in messages."""
         return f"{self.root}.{_flat(name)}" if self.is_catalog else tables.path_of(self.root, name)
 
     def load(self, table: Table) -> DataFrame:
-        """A table that `pipeline lake` has made; InputMissing, or TableMismatch for one that lacks columns."""
+        """A table that `pipeline lake` created. Raises InputMissing, or TableMismatch if columns are missing."""
         if not self.exists(table.name):
-            raise InputMissing(f"no table {table.name} in {self.root}", hint="`harvester pipeline lake` makes it")
+            raise InputMissing(f"no table {table.name} in {self.root}", hint="`harvester pipeline lake` creates it")
         rows = self.table(table.name)
         missing, problems = schemas.differences(rows.schema, table.schema)
         if missing or problems:
-            said = "; ".join([*(f"no column {'.'.join(one.path)}" for one in missing), *problems])
+            said = "; ".join([*(f"column {'.'.join(one.path)} is missing" for one in missing), *problems])
             raise TableMismatch(
-                f"the table {self.named(table.name)} has another schema: {said}",
+                f"the table {self.named(table.name)} has a different schema: {said}",
                 hint="run `harvester pipeline lake` first",
             )
         return rows
 
     def header(self) -> str:
-        """The name of the harvester's header in a lake; raises as `load` does, TableMismatch for one of an old form."""
+        """The name of the harvester's header in a lake. Raises as `load` does, and TableMismatch for an old lake."""
         if not self.is_catalog and self.exists("bronze"):
             raise TableMismatch(f"{self.root} is a lake of an earlier version", hint=tables.REBUILD)
         self.load(schemas.SILVER_TABLE)
@@ -182,15 +187,15 @@ class TableStore(ABC):
         self.spark.sql(f"ALTER TABLE {self.at(name)} SET TBLPROPERTIES ({text(key)} = {text(value)})")
 
     def replace(self, rows: DataFrame, name: str) -> None:
-        """Gives a table other rows, in one commit."""
+        """Replaces all rows of a table in one commit."""
         rows.writeTo(self.at(name)).overwrite(F.lit(True))
 
     def change(self, statement: str) -> None:
-        """Does a MERGE, UPDATE or DELETE of a table."""
+        """Runs a MERGE, UPDATE or DELETE."""
         self.spark.sql(statement)
 
     def last_written(self, names: Iterable[str], owner: str) -> int | None:
-        """The highest number of a batch of the owner that one of these tables has."""
+        """The highest number of the owner's batches in these tables; None if they have none."""
         found = [self._last_written(name, owner) for name in names if self.exists(name)]
         return max((number for number in found if number is not None), default=None)
 
@@ -203,7 +208,7 @@ class TableStore(ABC):
 
     def _partitioning(self, name: str) -> tuple[str, ...]:
         names = [row["col_name"] for row in self.spark.sql(f"DESCRIBE TABLE {self.at(name)}").collect()]
-        # A heading and another one for its columns, then these.
+        # A heading, the headings of its columns, then the names.
         return tuple(names[names.index(_PARTITIONS) + 2 :]) if _PARTITIONS in names else ()
 
     @abstractmethod
@@ -217,34 +222,34 @@ class TableStore(ABC):
 
     @abstractmethod
     def properties(self, name: str) -> dict[str, str]:
-        """The properties of a table, and what the format adds to them."""
+        """The properties of a table, including those that the format adds."""
 
     @abstractmethod
     def append(self, rows: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> None:
-        """Adds rows to a table. `transaction`: the owner and a batch's number; repeated, the batch has no effect."""
+        """Appends rows. `transaction`: the owner and the batch number; appending a batch again has no effect."""
 
     @abstractmethod
     def compact(self, name: str, before: date | None = None) -> None:
-        """Joins small files, of days before this one. What they replace stays until the user removes it."""
+        """Compacts small files, of days before `before` if given. Replaced files stay until the user removes them."""
 
     @abstractmethod
     def version(self, name: str) -> int:
-        """The latest version of a table, for `as_of`."""
+        """The latest version of a table, to pass to `as_of`."""
 
     def as_of(self, name: str, version: int) -> str:
-        """A version of a table, for Spark SQL."""
+        """A version of a table in Spark SQL."""
         return f"{self.at(name)} VERSION AS OF {version}"
 
     @abstractmethod
     def erase(self, name: str, where: str, statement: str) -> ErasedTable:
-        """Does the statement, which leaves no row that fulfils `where`, and removes what such rows have left in files.
+        """Runs `statement`, which leaves no row that matches `where`, then removes all traces of such rows from files.
 
-        Done again it goes on where it was cut off: rows may be gone whose files are still there.
+        Repeatable after an interruption: rows may already be deleted while their files still exist.
         """
 
 
 def _flat(name: str) -> str:
-    """The name in a schema, where only small letters, digits and underscores are safe."""
+    """The name in a schema, where only lower-case letters, digits and underscores are safe."""
     topic = name.removeprefix(_VALUES)
     if topic == name:
         return name
@@ -252,6 +257,6 @@ def _flat(name: str) -> str:
 
 
 def _deep(name: str) -> str:
-    """Reads `_flat`."""
+    """The inverse of `_flat`."""
     topic = name.removeprefix("json_")
     return _VALUES + re.sub("_(_|[0-9a-f]{2})", lambda found: "_" if found[1] == "_" else chr(int(found[1], 16)), topic)

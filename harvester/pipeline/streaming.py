@@ -1,7 +1,7 @@
 """Follows topics as a stream: claims its checkpoint, starts the query, reports each batch until the end.
 
-Spark writes the offsets at which a batch ends into the checkpoint before the batch begins; `ranges` reads them. A file
-of ours beside Spark's, the manifest, says whose the checkpoint is, so that no job goes on from another one's position.
+Spark writes the offsets at which a batch ends into the checkpoint before the batch begins; `ranges` reads them. Our own
+file next to Spark's, the manifest, names the checkpoint's owner, so that no job continues at another job's position.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 FILE = "harvester.json"
 _VERSION = 1
 _LOOK_S = 0.5
-# What Spark writes of a stream without state (OffsetSeqLog, CommitLog).
+# What Spark writes for a stream without state (OffsetSeqLog, CommitLog).
 _ABOUT = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
 _COMMITTED = '{"nextBatchWatermarkMs":0}'
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a stream is to go on that Spark has not written down: behind the batch `number`, at `start`.
+    """A position that Spark has not recorded itself: the stream continues after batch `number`, at `start`.
 
-    `ends`: the next batch reads up to there again what that one may have written in part; its rows that are there
-    already are of batches from `since` on. `adopts`: the tables bear this name, and are to bear the checkpoint's.
+    `ends`: the next batch rereads up to there what batch `number` may have written in part; rows already written are
+    in batches from `since` on. `adopts`: the current owner of the tables, to be replaced by the checkpoint's.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class TopicLog:
-    """What is read of a topic from the batch `since` on. `id` is Kafka's own: a topic that is made anew has another."""
+    """The log of a topic, read from batch `since` on. `id` is Kafka's own: a recreated topic has a new one."""
 
     id: str
     since: int
@@ -55,11 +55,11 @@ class TopicLog:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`owner` is a name made up for the checkpoint, which its tables bear as well.
+    """The owner and progress of a checkpoint. `owner`: a generated name, also noted on its tables.
 
-    `payloads`: columns of the tables of values that have every record. `plan` is written ahead: a start that was cut
-    off is continued by the next one. `logs` are those of the topics of a lake, also of retired ones, unless the brokers
-    give topics no ids.
+    `payloads`: the columns of those tables of values that contain every record. `plan` is written ahead, so that the
+    next start completes an interrupted one. `logs`: those of a lake's topics, including retired ones; empty if the
+    brokers give topics no ids.
     """
 
     owner: str
@@ -72,7 +72,7 @@ class Manifest:
 
 
 def to_text(manifest: Manifest) -> str:
-    """The manifest as it is stored."""
+    """The stored form of a manifest."""
     stored = {"version": _VERSION, **asdict(replace(manifest, plan=None))}
     if (plan := manifest.plan) is not None:
         ends = None if plan.ends is None else by_topic(plan.ends)
@@ -81,11 +81,11 @@ def to_text(manifest: Manifest) -> str:
 
 
 def from_text(text: str, where: str) -> Manifest:
-    """Reads `to_text`; raises CheckpointMismatch for anything else."""
+    """The inverse of `to_text`; raises CheckpointMismatch for anything else."""
     try:
         stored = json.loads(text)
         if stored["version"] != _VERSION:
-            raise CheckpointMismatch(f"the checkpoint {where} is of version {stored['version']}, this is {_VERSION}")
+            raise CheckpointMismatch(f"the checkpoint {where} has version {stored['version']}, not {_VERSION}")
         plan = stored.get("plan")
         if plan is not None:
             ends = None if plan["ends"] is None else places(plan["ends"])
@@ -95,17 +95,17 @@ def from_text(text: str, where: str) -> Manifest:
         return Manifest(owner, job, tuple(stored["topics"]), header, payloads, plan, _logs(stored.get("logs", {})))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointMismatch(
-            f"{where}/{FILE} cannot be read", hint="restore it; without it nobody knows what was read"
+            f"{where}/{FILE} cannot be read", hint="restore it; it records what was read"
         ) from error
 
 
 def logs_to_text(logs: Mapping[str, TopicLog]) -> str:
-    """As a property of a table has them."""
+    """The form stored in a table's property."""
     return json.dumps({topic: asdict(log) for topic, log in logs.items()}, sort_keys=True)
 
 
 def logs_from_text(text: str | None) -> dict[str, TopicLog]:
-    """Reads `logs_to_text`; of None there are none."""
+    """The inverse of `logs_to_text`; {} for None."""
     return _logs(json.loads(text or "{}"))
 
 
@@ -114,37 +114,37 @@ def _logs(stored: Mapping[str, Any]) -> dict[str, TopicLog]:
 
 
 def decide(stored: Manifest | None, wanted: Manifest, where: str, *, used: bool) -> Manifest:
-    """The manifest to store from now on; raises CheckpointMismatch unless `wanted` can go on there.
+    """The manifest to store from now on; raises CheckpointMismatch unless `wanted` can continue there.
 
-    `used`: Spark has written there. Topics may be added; the new ones are read from their beginning.
+    `used`: Spark has written there. Topics may be added; new ones are read from their beginning.
     """
     if stored is None:
         if used:
             raise CheckpointMismatch(
-                f"{where} is the checkpoint of something else", hint="give each job a directory of its own"
+                f"{where} is the checkpoint of something else", hint="give each job its own directory"
             )
         return wanted
     if stored.job != wanted.job:
         raise CheckpointMismatch(
-            f"the checkpoint {where} belongs to the job {stored.job}", hint="give each job a directory of its own"
+            f"the checkpoint {where} belongs to the job {stored.job}", hint="give each job its own directory"
         )
     if stored.header != wanted.header:
         raise CheckpointMismatch(
-            f"the checkpoint {where} was made with the header {stored.header!r}, not {wanted.header!r}",
-            hint="records before and after would be recognised by different names",
+            f"the checkpoint {where} was created with the header {stored.header!r}, not {wanted.header!r}",
+            hint="earlier and later records would be identified by different headers",
         )
     if gone := [topic for topic in stored.topics if topic not in wanted.topics]:
         retire = ", drop them with --retire-topic," if wanted.job == "lake" else ""
         raise CheckpointMismatch(
             f"the checkpoint {where} is for topics {', '.join(stored.topics)}; it cannot continue without"
             f" {', '.join(gone)}",
-            hint=f"name these topics as well{retire} or name another directory",
+            hint=f"name these topics too{retire} or use another directory",
         )
     return replace(stored, topics=wanted.topics)
 
 
 def examine(spark: SparkSession, where: str) -> tuple[Manifest | None, bool]:
-    """The manifest of a checkpoint, None where there is none, and whether Spark has written there."""
+    """The manifest of a checkpoint, None if it does not exist, and whether Spark has written there."""
     text = tables.read_text(spark, f"{where}/{FILE}")
     used = bool({"offsets", "commits", "metadata"} & set(tables.listing(spark, where)))
     return (from_text(text, where) if text is not None else None), used
@@ -153,9 +153,9 @@ def examine(spark: SparkSession, where: str) -> tuple[Manifest | None, bool]:
 def claim(
     into: TableStore, where: str, job: str, topics: tuple[str, ...], header: str, names: Sequence[str]
 ) -> Manifest:
-    """Claims the checkpoint `where`; raises CheckpointMismatch unless the job can go on with it.
+    """Claims the checkpoint `where`; raises CheckpointMismatch unless the job can continue with it.
 
-    `names` are the tables that the job fills: what was read before has to be in the first one.
+    `names`: the job's tables; the first one must exist if the checkpoint has read anything.
     """
     stored, used = examine(into.spark, where)
     decided = decide(stored, Manifest(uuid.uuid4().hex, job, topics, header), where, used=used)
@@ -168,23 +168,23 @@ def claim(
 
 
 def require_table(into: TableStore, where: str, table: str, *, used: bool) -> None:
-    """Raises CheckpointMismatch where the checkpoint has read records into a table that is not there."""
+    """Raises CheckpointMismatch if the checkpoint has read records into a table that does not exist."""
     if used and not into.exists(table):
         raise CheckpointMismatch(
             f"the checkpoint {where} has read records into tables that are not in {into.root}",
-            hint="name the directory they are in, or begin anew in another one",
+            hint="specify the directory of these tables, or start over in another one",
         )
 
 
-_TOGETHER = "restore it and its tables as of the same time, or begin anew in another directory"
+_TOGETHER = "restore it and its tables to the same point in time, or start over in another directory"
 
 
 def outrun(
     into: TableStore, where: str, names: Iterable[str], owner: str, hint: str = _TOGETHER
 ) -> CheckpointMismatch | None:
-    """An error if tables of the `owner` have batches that the checkpoint has not begun: it is an older one.
+    """An error if the owner's tables have batches that the checkpoint has not begun, as an old copy of it has not.
 
-    Its next batches would bear the numbers of those, and the tables would leave out what they write.
+    Its next batches would reuse those numbers, and the tables would skip what they write.
     """
     begun, written = last_begun(into.spark, where), into.last_written(names, owner)
     if written is None or (begun is not None and written <= begun):
@@ -196,7 +196,7 @@ def outrun(
 
 
 def last_begun(spark: SparkSession, checkpoint: str) -> int | None:
-    """The last batch that Spark has planned; None where there is none."""
+    """The last batch that Spark has planned; None if there is none."""
     return max((int(name) for name in tables.listing(spark, f"{checkpoint}/offsets") if name.isdigit()), default=None)
 
 
@@ -206,10 +206,10 @@ def store(spark: SparkSession, where: str, manifest: Manifest) -> None:
 
 
 def go_on(spark: SparkSession, where: str, plan: Plan) -> None:
-    """Writes a plan as Spark's own files: repeatable. The manifest has it, and is to lose it afterwards."""
+    """Writes a plan in the form of Spark's files. Repeatable: the manifest keeps the plan until this is done."""
     before = plan.number - 1
     if plan.number and tables.read_text(spark, f"{where}/offsets/{before}") is None:
-        # Spark wants to know where its last batch began.
+        # Spark needs the position at which its last batch began.
         tables.write_text(spark, f"{where}/offsets/{before}", _entry(plan.start))
     tables.write_text(spark, f"{where}/offsets/{plan.number}", _entry(plan.start))
     if plan.ends is not None:
@@ -223,7 +223,7 @@ def _entry(ends: Mapping[Place, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What Spark writes down before a batch begins: where it ends in each partition, and the watermark it has."""
+    """What Spark records before a batch begins: its end in each partition, and its watermark."""
 
     watermark_ms: int
     ends: Mapping[Place, int]
@@ -231,7 +231,7 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The offsets from `first`, or from the beginning, to before `end`."""
+    """The offsets from `first`, or from the beginning, up to but not including `end`."""
 
     topic: str
     partition: int
@@ -240,13 +240,13 @@ class Range:
 
 
 def planned(spark: SparkSession, checkpoint: str, batch: int) -> PlannedBatch | None:
-    """What the checkpoint says of a batch; None where it says nothing (any more)."""
+    """The batch as recorded in the checkpoint; None if it is not recorded there, or no longer."""
     text = tables.read_text(spark, f"{checkpoint}/offsets/{batch}")
     return None if text is None else parse(text, checkpoint)
 
 
 def parse(text: str, where: str) -> PlannedBatch:
-    """Reads an entry of the checkpoint's directory `offsets`; CheckpointMismatch, which names `where`, for others."""
+    """Parses a file of the directory `offsets`. Raises CheckpointMismatch, which names `where`, if it is invalid."""
     # A line with the format's version, one about the batch, and one for each source of the stream (OffsetSeqLog).
     try:
         version, about, ends = text.strip().splitlines()
@@ -256,12 +256,12 @@ def parse(text: str, where: str) -> PlannedBatch:
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise CheckpointMismatch(
             f"the checkpoint {where} was not written by a Spark that this harvester knows",
-            hint="go on with the Spark that it was made with",
+            hint="use the version of Spark that created it",
         ) from error
 
 
 def ranges(before: PlannedBatch | None, now: PlannedBatch) -> list[Range]:
-    """The offsets of a batch, given the one before; None for the first batch."""
+    """The offsets of a batch, given the batch before; None for the first batch."""
     begun = {} if before is None else before.ends
     return [
         Range(*place, begun.get(place), end) for place, end in sorted(now.ends.items()) if end > begun.get(place, 0)
@@ -269,13 +269,13 @@ def ranges(before: PlannedBatch | None, now: PlannedBatch) -> list[Range]:
 
 
 def any_of(conditions: Sequence[Column]) -> Column:
-    """Whether one of these holds, as a tree: a chain of a thousand partitions would be too deep for Spark to walk."""
+    """Whether any condition holds, built as a tree: a chain over a thousand partitions would be too deep for Spark."""
     half = len(conditions) // 2
     return any_of(conditions[:half]) | any_of(conditions[half:]) if half else conditions[0]
 
 
 def by_topic(offsets: Mapping[Place, int]) -> str:
-    """Offsets as options of Spark's Kafka source take them."""
+    """Offsets in the form of the options of Spark's Kafka source."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in offsets.items():
         found.setdefault(topic, {})[str(partition)] = offset
@@ -283,7 +283,7 @@ def by_topic(offsets: Mapping[Place, int]) -> str:
 
 
 def places(text: str) -> dict[Place, int]:
-    """Reads `by_topic`."""
+    """The inverse of `by_topic`."""
     return {
         (topic, int(partition)): int(offset)
         for topic, partitions in json.loads(text).items()
@@ -292,16 +292,16 @@ def places(text: str) -> dict[Place, int]:
 
 
 def start(writer: Any, *, once: bool, trigger_s: float) -> StreamingQuery:
-    """Starts a stream: `once` up to the ends that the topics have now, else a batch every `trigger_s` seconds."""
+    """Starts a stream: `once` up to the current ends of the topics, otherwise a batch every `trigger_s` seconds."""
     trigger = {"availableNow": True} if once else {"processingTime": f"{round(trigger_s * 1000)} milliseconds"}
     query: StreamingQuery = writer.trigger(**trigger).start()
     return query
 
 
 def follow(query: StreamingQuery, stop: Callable[[], bool], take: Callable[[Mapping[str, Any]], None]) -> None:
-    """Gives `take` the report of each batch, in order, until the query ends or `stop()`; raises what ended the query.
+    """Passes the report of each batch to `take`, in order, until the query ends or `stop()`; raises the query's error.
 
-    Reports are as Spark's manual shows them in JSON.
+    Reports have the JSON form that Spark's manual shows.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -313,19 +313,19 @@ def follow(query: StreamingQuery, stop: Callable[[], bool], take: Callable[[Mapp
             try:
                 ended = bool(query.awaitTermination(_LOOK_S))  # type: ignore[arg-type]
             except PySparkException as error:
-                failed = error  # what was done before is still to be told
+                failed = error  # finished batches are still to be reported
             if not ended and failed is None and stop():
                 query.stop()
                 ended = True
             for said in reports.new():
-                # While nothing comes there are reports on a batch that has not been.
+                # While no records arrive, Spark reports on a batch that did not take place.
                 if said["batchId"] > last and "addBatch" in said["durationMs"]:
                     last = said["batchId"]
                     take(said)
             if failed is not None:
                 raise failed
     except (Py4JError, OSError, EOFError):
-        # A signal to the whole process group ends the Java process as well, and may be quicker than we are.
+        # A signal to the process group also ends the Java process, possibly before this one.
         if not stop():
             raise
 
@@ -333,8 +333,8 @@ def follow(query: StreamingQuery, stop: Callable[[], bool], take: Callable[[Mapp
 class Reports:
     """The reports of a query, each once.
 
-    Spark keeps 100. PySpark's `recentProgress` makes objects of all, by hundreds of calls to Java for each: looked at
-    twice a second, that is a core. Here only those are fetched that are new.
+    Spark keeps 100. PySpark's `recentProgress` converts all of them, with hundreds of calls to Java for each; polled
+    twice a second, that occupies a core. This class fetches only new ones.
     """
 
     def __init__(self, query: StreamingQuery) -> None:
@@ -342,7 +342,7 @@ class Reports:
         self._last = ""
 
     def new(self) -> list[dict[str, Any]]:
-        """Those since the last call, oldest first."""
+        """The reports since the last call, oldest first."""
         kept = self._query._jsq.recentProgress()
         found: list[dict[str, Any]] = []
         for place in reversed(range(len(kept))):

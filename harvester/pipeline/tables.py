@@ -1,6 +1,6 @@
-"""Small files beside tables, and what the properties of tables are called.
+"""Small files next to tables, and the names of table properties.
 
-The files go through Hadoop's file systems: the same for a local disk, HDFS and object stores.
+Files are accessed through Hadoop's file systems, alike for local disks, HDFS and object stores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FILES = "org.apache.hadoop.fs"
 
 
 def listing(spark: SparkSession, path: str) -> list[str]:
-    """Names in a directory; [] where there is none."""
+    """The names in a directory; [] if it does not exist."""
     place, system = _open(spark, path)
     if not system.exists(place):
         return []
@@ -27,7 +27,7 @@ def listing(spark: SparkSession, path: str) -> list[str]:
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
-    """A file's text; None where there is none."""
+    """The text of a file; None if it does not exist."""
     place, system = _open(spark, path)
     if not system.exists(place):
         return None
@@ -39,14 +39,14 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Replace a file: on a local disk, HDFS and S3 all at once, so that a job that dies on the way leaves the old one.
+    """Replaces a file: atomically on a local disk, HDFS and S3, so that a job that dies halfway leaves the old file.
 
-    Elsewhere the connector may remove the old one before it renames.
+    Elsewhere the connector may remove the old file before it renames the new one.
     """
     content = bytearray(text.encode())
     place, system = _open(spark, path)
     if is_object_store(spark, path):
-        # It has what was written when the stream is closed, unless that is given up before.
+        # The file appears when the stream is closed, unless the stream is aborted before.
         stream = system.create(place, True)
         try:
             stream.write(content)
@@ -58,7 +58,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
         return
     aside = java_class(spark, f"{_FILES}.Path")(f"{path}.new")
     if system.getUri().getScheme() == "file":
-        # Beside a local file Hadoop keeps another one with checksums, and would rename one after the other.
+        # Hadoop keeps a file of checksums next to a local file, and would rename one after the other.
         local = java_class(spark, f"{_FILES}.FileSystem").getLocal(_configuration(spark))
         raw = local.getRawFileSystem()
         _fill(raw, aside, content)
@@ -83,27 +83,27 @@ def _fill(system: Any, place: Any, content: bytearray) -> None:
 
 
 def is_object_store(spark: SparkSession, path: str) -> bool:
-    """Whether a file appears there all at once, and to rename it is to copy it."""
+    """Whether files appear atomically there, and renaming copies them."""
     place, system = _open(spark, path)
     return bool(system.hasPathCapability(place, "fs.capability.outputstream.abortable"))
 
 
 def remove(spark: SparkSession, paths: Iterable[str]) -> None:
-    """Removes files, if they are there."""
+    """Removes files, if they exist."""
     for path in paths:
         place, system = _open(spark, path)
         system.delete(place, False)
 
 
 def move(spark: SparkSession, source: str, target: str) -> None:
-    """Gives a directory a name that nothing has."""
+    """Renames a directory to an unused name."""
     (place, system), (to, _) = _open(spark, source), _open(spark, target)
     if not system.rename(place, to):
         raise OSError(f"{source} could not be renamed to {target}")
 
 
 def copy(spark: SparkSession, source: str, target: str) -> None:
-    """Copies a directory to a name that nothing has."""
+    """Copies a directory to an unused name."""
     (place, system), (to, there) = _open(spark, source), _open(spark, target)
     java_class(spark, f"{_FILES}.FileUtil").copy(system, place, there, to, False, _configuration(spark))
 
@@ -121,7 +121,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def instant(microseconds: int | None) -> datetime | None:
-    """Microseconds since the epoch, UTC; the nearest that a datetime can hold."""
+    """The UTC time of microseconds since the epoch, or the nearest time that a datetime can hold."""
     if microseconds is None:
         return None
     try:
@@ -131,30 +131,30 @@ def instant(microseconds: int | None) -> datetime | None:
 
 
 def collected(frame: DataFrame) -> list[dict[str, Any]]:
-    """The rows, with timestamps in UTC; Spark's own would come back in the time zone of this machine."""
+    """The rows, with timestamps in UTC; Spark itself would return them in the time zone of this machine."""
     times = [field.name for field in frame.schema if isinstance(field.dataType, TimestampType)]
     rows = frame.withColumns({name: F.unix_micros(name) for name in times}).collect()
     return [row.asDict() | {name: instant(row[name]) for name in times} for row in rows]
 
 
 OWNER = "harvester.lake"
-"""The table property that names the lake's checkpoint: what filled a table, alone may go on filling it."""
+"""The table property that names the owning checkpoint: only that one may continue to write to the table."""
 HEADER = "harvester.header"
-"""Names the header that the table's columns were decoded from, without which no view can make it again."""
+"""The name of the header from which the columns were decoded; views need it to reconstruct the header."""
 FOLDED = "harvester.folded"
-"""Of `current`: the last batch of silver whose states it has."""
+"""On `current`: the last batch of silver whose states were folded into it."""
 AGAIN = "harvester.again"
-"""Of silver: the last batch that was given up half written, for its records to be read again."""
+"""On silver: the last batch that was abandoned half written, whose records are read again."""
 TOPICS = "harvester.topics"
-"""Of silver: Kafka's ids of the topics that were read, and since which batch; for when the checkpoint is lost."""
+"""On silver: Kafka's ids of the topics read, and since which batch; needed if the checkpoint is lost."""
 CHECKPOINT = "harvester.checkpoint"
-"""Of silver in a schema: where the checkpoint is, and beside it whatever a directory has beside its tables."""
+"""On silver in a schema: the location of the checkpoint, and of the files that a directory has next to its tables."""
 WRITTEN = "harvester.written"
-"""Of an Iceberg table: its last batch, from when the snapshots that told of it were removed."""
+"""On an Iceberg table: its last batch, as of when the snapshots that recorded it were removed."""
 
-REBUILD = "`harvester pipeline rebuild --from OLD --to NEW` makes a new one of it, once its job has ended"
+REBUILD = "`harvester pipeline rebuild --from OLD --to NEW` converts it, after its job has ended"
 
-FOREIGN = "go on with that checkpoint; if it is lost, `harvester pipeline lake --adopt` makes a new one from the tables"
+FOREIGN = "use that checkpoint; if it is lost, `harvester pipeline lake --adopt` creates a new one from the tables"
 
 
 def path_of(root: str, name: str) -> str:

@@ -445,7 +445,7 @@ def test_what_cannot_be_read_is_told_in_one_line(
     with pytest.raises(InputMissing, match="no table silver in "):
         run(spark, AuditSettings(lake=str(tmp_path)))
     spark.range(1).write.format("delta").save(str(tmp_path / "odd" / "silver"))
-    with pytest.raises(TableMismatch, match="has another schema: no column day"):
+    with pytest.raises(TableMismatch, match="has a different schema: column day is missing"):
         run(spark, AuditSettings(lake=str(tmp_path / "odd")))
     with pytest.raises(DatabaseUnavailable):
         run(spark, settings(scene, dsn="host=127.0.0.1 port=1 dbname=none connect_timeout=2"))

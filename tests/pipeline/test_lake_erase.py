@@ -271,7 +271,7 @@ def test_what_cannot_be_erased_is_refused_before_anything_is(
         patched.setattr(LakeBatch, "write", lambda *_: 1 / 0)
         with suppress(HarvesterError):
             lake.once(topic)
-    refused(ExitCode.CHECKPOINT, "was cut off and comes again", *args, "--no-database")
+    refused(ExitCode.CHECKPOINT, "was interrupted and will be repeated", *args, "--no-database")
     assert lake.versions() == before
 
 

@@ -90,7 +90,7 @@ def test_each_reason_not_to_start_is_one_line_with_an_exit_code_of_its_own(
         (lake / table).mkdir()
         (lake / table / "part.csv").touch()
     (lake / "checkpoint").rename(tmp_path / "elsewhere")
-    refused(ExitCode.TABLE, "holds something that is no Delta table", *args)
+    refused(ExitCode.TABLE, "is neither empty nor a table of Delta", *args)
 
 
 @pytest.mark.usefixtures("command")

@@ -408,7 +408,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_once(
         oracle.take(anew.send(topic, records(first, last)))
         before = lake.versions()
         with pytest.raises(
-            InputMissing, match=rf"{topic}\[0\] from offset {read} on; {topic} was deleted and made anew"
+            InputMissing, match=rf"{topic}\[0\] from offset {read} on; {topic} was deleted and recreated"
         ):
             lake.once(topic)
         assert lake.versions() == before
@@ -425,7 +425,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_once(
     shutil.rmtree(lake.root / "checkpoint")
     make_anew(admin, topic)
     oracle.take(Writer(lake.bootstrap).send(topic, records(41, 61)))
-    with pytest.raises(InputMissing, match="made anew"):
+    with pytest.raises(InputMissing, match="recreated"):
         lake.once(topic, recovery=ADOPT)
     lake.once(topic, recovery=Recovery(accept_loss=True, adopt=True))
     lake.assert_holds(oracle)
@@ -447,7 +447,7 @@ def test_a_topic_that_is_made_anew_while_the_lake_reads_it_ends_the_job(
     before = lake.versions()
     with monkeypatch.context() as patched:
         patched.setattr(source, "stream", late)
-        with pytest.raises(InputMissing, match=r"from offset 5 on; .* made anew"):
+        with pytest.raises(InputMissing, match=r"from offset 5 on; .* recreated"):
             lake.once(topic)
     assert lake.versions() == before
     oracle.take(written)
@@ -548,7 +548,7 @@ def test_columns_that_are_asked_for_later_are_filled_in_from_silver(
     def expected(last: int, *columns: str) -> dict[int, Any]:
         return {number: {"n": number, **dict.fromkeys(columns, "x")} for number in range(last)}
 
-    filling = [f"filling json/{topic} in from silver"]
+    filling = [f"filling in json/{topic} from silver"]
     assert read("n INT", values[5:7]) == expected(7)
     assert told == filling
     assert read("n INT", values[7:9]) == expected(9)

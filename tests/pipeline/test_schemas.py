@@ -50,7 +50,7 @@ def test_another_type_is_a_problem_and_columns_of_others_are_none() -> None:
     expected = struct(id=LongType(), data=struct(total=IntegerType()))
     assert differences(found, expected) == ([], ["id is int, not bigint", "data.total is string, not int"])
     strict = StructType([*BRONZE, StructField("mine", StringType(), nullable=False)])
-    assert differences(strict, BRONZE) == ([], ["mine takes no NULL"])
+    assert differences(strict, BRONZE) == ([], ["mine accepts no NULL"])
 
 
 def test_options_of_kafka_in_the_words_of_the_java_client() -> None:

@@ -150,7 +150,7 @@ def test_the_command_line_ends_with_one_line_and_a_code_of_its_own() -> None:
     done = run_cli(*LAKE, "--conf", wrong, check=False)
     assert done.returncode == ExitCode.CONNECTOR
     assert len(done.stderr.splitlines()) == 2
-    assert "was not made for PySpark" in done.stderr
+    assert "was not built for PySpark" in done.stderr
     for extra, said in (
         (("--every", "soon"), "--every"),
         (("--conf", "spark"), "NAME=VALUE"),

@@ -43,7 +43,7 @@ def test_a_spark_that_nothing_is_known_for(version: str) -> None:
     ],
 )
 def test_a_connector_of_another_spark_is_named(jar: str) -> None:
-    with pytest.raises(ConnectorMismatch, match=r"was not made for PySpark 4\.0\.0") as caught:
+    with pytest.raises(ConnectorMismatch, match=r"was not built for PySpark 4\.0\.0") as caught:
         check_connectors("4.0.0", ["postgresql-42.7.8.jar", jar])
     assert jar.rsplit("/", 1)[-1] in caught.value.message
     assert ":4.0.0" in (caught.value.hint or "")

@@ -31,7 +31,9 @@ def lake(
     ] = "10m",
     checkpoint: Annotated[
         str | None,
-        options.directory("Checkpoint of the stream [default: checkpoint, next to tables in a directory]."),
+        options.directory(
+            "Checkpoint of the stream [default: checkpoint, next to the tables; required for a new lake in a schema]."
+        ),
     ] = None,
     json_schema: Annotated[
         list[str] | None,

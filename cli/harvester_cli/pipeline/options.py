@@ -33,12 +33,12 @@ def directory(help_: str, *names: str) -> Any:
 
 
 def place(path: str) -> str:
-    """Where tables are. What may be catalog.schema stays: only Spark knows its catalogs."""
+    """The location of tables, as an absolute path unless it may be CATALOG.SCHEMA: only Spark knows its catalogs."""
     return path if re.fullmatch(r"[\w-]+(\.[\w-]+)+", path) else absolute(path)
 
 
 def tables(help_: str, *names: str) -> Any:
-    """An option that names a place of tables."""
+    """An option that names the location of tables."""
     return typer.Option(*names, metavar="DIRECTORY|CATALOG.SCHEMA", parser=place, help=help_)
 
 

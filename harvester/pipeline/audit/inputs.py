@@ -1,10 +1,10 @@
-"""What an audit examines: the records, of topics as they are now or of a lake, and what the database knows of them.
+"""The inputs of an audit: records from topics in their current state or from a lake, and their history in the database.
 
-The brokers are asked where topics begin and end, and whether they drop records. Offsets are places to read from and
-to, nothing more: between two of them there may be as many records as you like.
+The brokers report where topics begin and end, and whether they drop records. Offsets only delimit what is read: any
+number of records may lie between two of them.
 
-A row leaves the outbox and enters the archive, or the quarantine, in one statement. All three are read by one
-statement as well, through JDBC: whatever was committed stands in exactly one of them.
+A row moves from the outbox to the archive, or to the quarantine, in one statement. All three are also read by one
+statement, through JDBC, so every committed row is in exactly one of them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
 
-_OPEN_S = 60.0  # the default of brokers for transactions without a word from their producer
+_OPEN_S = 60.0  # the default timeout of transactions whose producer is silent
 _LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class TopicBounds:
-    """`start` and `end`: what to read of each partition. `earliest`: where its log begins now."""
+    """The bounds of topics. `start` and `end`: the range to read. `earliest`: the current beginning of the log."""
 
     earliest: Mapping[Place, int]
     start: Mapping[Place, int]
@@ -51,11 +51,11 @@ class TopicBounds:
 
     @property
     def truncated(self) -> tuple[Place, ...]:
-        """Partitions of which the beginning has been removed, and which are read from what is left."""
+        """Partitions whose beginning has been removed, and which are read from their first remaining record on."""
         return tuple(place for place, first in self.earliest.items() if first > 0 and first >= self.start[place])
 
     def options(self) -> dict[str, str]:
-        """For Spark's batch source."""
+        """Options for Spark's batch source."""
         topics = ",".join(sorted({topic for topic, _ in self.end}))
         start, end = streaming.by_topic(self.start), streaming.by_topic(self.end)
         return {"subscribe": topics, "startingOffsets": start, "endingOffsets": end}
@@ -69,9 +69,10 @@ def topic_bounds(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> TopicBounds:
-    """Ask the brokers. Everything that is in the topics now is within the bounds, also behind open transactions.
+    """Queries the brokers. The bounds include everything now in the topics, even after open transactions.
 
-    These are waited for, since a reader of what is committed sees nothing behind them. Raises BrokerUnavailable.
+    Waits for open transactions to end, because a `read_committed` reader sees nothing after them. Raises
+    BrokerUnavailable.
     """
     with source.admin(spark, kafka, "ends of topics") as client:
         return _bounds(client, list(dict.fromkeys(topics)), since, progress)
@@ -95,7 +96,7 @@ def _bounds(
             told = True
         if time.monotonic() > deadline:
             raise BrokerUnavailable(
-                f"an open transaction hides the end of {name} ({_OPEN_S:g} s waited)",
+                f"an open transaction hides the end of {name} (waited {_OPEN_S:g} s)",
                 hint="wait until its producer or its timeout ends it",
             )
         time.sleep(_LOOK_S)
@@ -103,7 +104,7 @@ def _bounds(
 
 @dataclass(frozen=True, slots=True)
 class PartitionInput:
-    """The records of a partition: how many, how many of them without an origin, the place and time of the first."""
+    """The records of a partition: their count, those without an origin (`foreign`), the first offset and the times."""
 
     records: int
     foreign: int
@@ -113,7 +114,7 @@ class PartitionInput:
 
 
 def read_so_far(records: DataFrame) -> dict[Place, PartitionInput]:
-    """RECORDS → what was read of each partition, also beside the range; by one action."""
+    """RECORDS → what was read of each partition, including records outside the range; in one action."""
     assert {"topic", "partition", "offset", "timestamp", "problem"} <= set(RECORDS.names)
     rows = records.groupBy("topic", "partition").agg(
         F.count(F.lit(1)).alias("records"),
@@ -128,18 +129,18 @@ def read_so_far(records: DataFrame) -> dict[Place, PartitionInput]:
 def whole_since(
     bounds: TopicBounds | None, read: Mapping[Place, PartitionInput], since: datetime | None
 ) -> tuple[datetime | None, tuple[Place, ...]]:
-    """Since when every partition has all its records, None for ever, and the partitions of which that is unknown.
+    """The time since which every partition is complete (None: always), and the partitions where that is unknown.
 
-    `since`: where reading began. A partition whose beginning was removed is whole from its first record on; one that
-    was emptied may have lost anything. Of a lake (`bounds` None) a partition that does not begin with offset 0 may
-    have had a beginning that nobody read.
+    `since`: where reading began. A partition whose beginning was removed is complete from its first record on; one that
+    was emptied may have lost anything. In a lake (`bounds` None) a partition that does not begin at offset 0 may have
+    had a beginning that was never read.
     """
     if bounds is None:
         cut = [place for place, one in read.items() if one.first_offset > 0 and since is None]
     else:
         cut = list(bounds.truncated)
     begins = [read[place].first_at for place in cut if place in read]
-    # Not by offsets: the marker of a transaction may be left.
+    # Not by offsets: a transaction's marker may remain.
     emptied = tuple(place for place in cut if place not in read)
     return max([*begins, *([] if since is None else [since])], default=None), emptied
 
@@ -149,10 +150,10 @@ _TASK_RECORDS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """`bronze` as schemas.BRONZE, lazily. `bounds`: what the brokers said; None for a lake.
+    """The records to audit: `bronze` as schemas.BRONZE, lazily. `bounds`: from the brokers; None for a lake.
 
-    `is_whole`: no batch of a lake is in it that may be half written. `ends`: of a lake's last batch, as far as they are
-    known.
+    `is_whole`: it contains no batch of a lake that may be half written. `ends`: the end of a lake's last batch, as far
+    as known.
     """
 
     name: str
@@ -164,7 +165,7 @@ class Input:
 
 
 def require(spark: SparkSession, kafka: Mapping[str, str], topics: tuple[str, ...], lake: str | None) -> None:
-    """Whether there is anything to read, before much is done. Raises InputMissing, BrokerUnavailable, TableMismatch."""
+    """Checks early that there is something to read. Raises InputMissing, BrokerUnavailable, TableMismatch."""
     if lake is None:
         source.require_topics(spark, kafka, topics)
     else:
@@ -179,9 +180,9 @@ def from_topics(
     since: datetime | None,
     progress: Callable[[str], None],
 ) -> Input:
-    """Everything committed from `since` on, up to the ends as they are now. Raises BrokerUnavailable."""
+    """Everything committed from `since` on, up to the current ends. Raises BrokerUnavailable."""
     bounds = topic_bounds(spark, kafka, topics, since, progress=progress)
-    # How many records there are at most; it decides nothing but the size of tasks.
+    # The maximum number of records, which only determines the size of tasks.
     most = sum(end - bounds.start[place] for place, end in bounds.end.items())
     options = {
         **source.options(kafka),
@@ -193,7 +194,7 @@ def from_topics(
 
 
 def from_lake(spark: SparkSession, root: str, since: datetime | None, checkpoint: str | None = None) -> Input:
-    """The view `bronze` of the whole batches of `pipeline lake`. Raises InputMissing, TableMismatch."""
+    """The view `bronze` of the complete batches of `pipeline lake`. Raises InputMissing, TableMismatch."""
     store = open_store(spark, root)
     where = checkpoint or store.beside("checkpoint")
     before = half_written(spark, where)
@@ -212,7 +213,7 @@ def behind(
 ) -> set[str]:
     """The topics of which a lake may not have all records before `until` yet, such as one that was just added.
 
-    The brokers say it. If they do not answer, those that it has nothing of. Topics themselves are read to their ends.
+    Asks the brokers; if they do not answer, returns the topics without any record. Topics are always read to the end.
     """
     if given.bounds is not None or until is None:
         return set()
@@ -227,22 +228,23 @@ def behind(
 
 
 def half_written(spark: SparkSession, where: str) -> str | None:
-    """The first batch of which a table may lack rows that another one has; None where there is no checkpoint."""
+    """The first batch of which a table may lack rows that another table has; None if there is no checkpoint."""
     names = [*tables.listing(spark, f"{where}/commits")]
     names += [name.removesuffix(".json") for name in tables.listing(spark, f"{where}/ids")]
     done = [int(name) for name in names if name.isdigit()]
     if not done:
         return batch_name(0) if tables.read_text(spark, f"{where}/{streaming.FILE}") else None
-    # One that was given up is whole when the next one has read its records again.
+    # An abandoned batch is complete once the next one has read its records again.
     again = done_again(tables.read_text(spark, ids_file(where, max(done))))
     return batch_name(max(done) + 1 if again is None else again)
 
 
 @dataclass(frozen=True, slots=True)
 class LakeNotes:
-    """What a lake is known not to have: accepted `losses`, and `erasures` of what the archive has kept.
+    """What a lake is known to lack: accepted `losses`, and `erasures` of records that the archive still lists.
 
-    `anew`: topics that were deleted under it. It may have records of two logs, whose offsets are not one order.
+    `anew`: topics that were recreated during its lifetime. It may have records of two logs, whose offsets have no
+    common order.
     """
 
     losses: tuple[AcceptedLoss, ...] = ()
@@ -251,7 +253,7 @@ class LakeNotes:
 
 
 def lake_notes(spark: SparkSession, root: str | None, records: DataFrame, since: datetime | None) -> LakeNotes:
-    """`root` None: no lake. `records`: RECORDS of it. `since`: where reading began."""
+    """The notes of the lake in `root`; None: no lake. `records`: its RECORDS. `since`: where reading began."""
     if root is None:
         return LakeNotes()
     store, name = open_store(spark, root), schemas.LOSSES_TABLE.name
@@ -259,7 +261,7 @@ def lake_notes(spark: SparkSession, root: str | None, records: DataFrame, since:
     noted = store.table(name) if store.exists(name) else None
     if noted is None or noted.isEmpty():
         return LakeNotes(erasures=erasures)
-    # What was noted before reading began has left nothing of the first log to read.
+    # If a loss was noted before `since`, no record of the first log is read.
     read = F.lit(True) if since is None else F.col("accepted_at") >= F.lit(since)
     anew = noted.where(F.col("end_offset").isNull() & read).select("topic").distinct().collect()
     return LakeNotes(_losses(noted, records), erasures, tuple(sorted(row["topic"] for row in anew)))
@@ -271,7 +273,7 @@ def _losses(noted: DataFrame, records: DataFrame) -> tuple[AcceptedLoss, ...]:
     rows = seen.join(F.broadcast(noted), ["topic", "partition"], "right").groupBy(
         "topic", "partition", "first_offset", "end_offset"
     )
-    # A log that was made anew has low offsets as well. When the loss was noted, it had hardly come so near to it.
+    # A recreated log also has low offsets, but had hardly got this close to the loss when the loss was noted.
     old = F.col("end_offset").isNotNull() | (F.col("timestamp") <= F.col("accepted_at"))
     nearest = F.when(old & (F.col("offset") < F.col("first_offset")), F.struct("offset", -F.unix_micros("timestamp")))
     times = rows.agg(
@@ -286,18 +288,18 @@ _NO_END = 2**63 - 1
 
 
 def erased(spark: SparkSession, root: str) -> DataFrame | None:
-    """GIVEN_UP: the numbers of what was erased from a lake."""
+    """The numbers of the records that were erased from a lake, as GIVEN_UP."""
     store, name = open_store(spark, root), schemas.ERASURES_TABLE.name
     return store.table(name).select(*GIVEN_UP.names).distinct() if store.exists(name) else None
 
 
 def _archived_erasures(store: TableStore) -> tuple[AcceptedLoss, ...]:
-    """What was erased from a lake while the archive kept it. One for each topic, however many keys there were."""
+    """The erasures of records that the archive still lists, one for each topic, regardless of the number of keys."""
     name = schemas.ERASURES_TABLE.name
     rows = store.table(name) if store.exists(name) else None
     if rows is None or "timestamp" not in rows.columns:
         return ()
-    # Noted twice where an erasure was repeated.
+    # A repeated erasure may have noted them twice.
     numbers = rows.where("topic IS NOT NULL").select(*GIVEN_UP.names, "topic", "timestamp").distinct()
     found = numbers.groupBy("topic").agg(
         F.count(F.lit(1)).alias("room"), F.min("timestamp").alias("after"), F.max("timestamp").alias("before")
@@ -306,7 +308,7 @@ def _archived_erasures(store: TableStore) -> tuple[AcceptedLoss, ...]:
 
 
 def trimmed(bronze: DataFrame, since: datetime | None, until: datetime | None, notices: str) -> DataFrame:
-    """schemas.BRONZE → RECORDS. `notices`: the topic of notices, "" for none."""
+    """schemas.BRONZE → RECORDS. `notices`: the topic of notices; "": none."""
     inside = F.lit(True)
     if since is not None:
         inside = inside & (F.col("timestamp") >= F.lit(since))
@@ -316,7 +318,7 @@ def trimmed(bronze: DataFrame, since: datetime | None, until: datetime | None, n
 
 
 def _notice(topic: str) -> Column:
-    """The header of the record that a notice is about (docs/dead-letters.md); NULL for whatever else stands there."""
+    """The header of the record to which a notice refers (docs/dead-letters.md); NULL for anything else."""
     if not topic:
         return F.lit(None).cast("binary")
     text = F.try_validate_utf8(F.col("value").cast("string"))
@@ -324,7 +326,7 @@ def _notice(topic: str) -> Column:
 
 
 def _topics(spark: SparkSession, where: str) -> tuple[str, ...]:
-    """Those that the lake's checkpoint reads; () where it stands elsewhere."""
+    """The topics that the lake's checkpoint reads; () if it is elsewhere."""
     text = tables.read_text(spark, f"{where}/{streaming.FILE}")
     return () if text is None else streaming.from_text(text, where).topics
 
@@ -334,7 +336,7 @@ _FETCH_ROWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class HistoryFacts:
-    """What has to be known before the tables are read. `at`: the database's clock."""
+    """The facts needed before the tables are read. `at`: the database's clock."""
 
     shape: OutboxShape
     incarnation: UUID
@@ -344,7 +346,7 @@ class HistoryFacts:
 
 
 def history_facts(dsn: str, table: OutboxTable) -> HistoryFacts:
-    """Look at the outbox; raises DatabaseUnavailable, SchemaError."""
+    """Inspects the outbox. Raises DatabaseUnavailable, SchemaError."""
     with connect(dsn, application_name="harvester audit") as connection:
         shape = find_shape(connection, table)
         if shape is None:
@@ -360,7 +362,7 @@ def history_facts(dsn: str, table: OutboxTable) -> HistoryFacts:
 
 def _check_readable(connection: Connection, names: list[str]) -> None:
     with database_errors("look at the outbox's tables"):
-        # has_table_privilege would raise for a table that is not there.
+        # has_table_privilege would raise for a missing table.
         rows = connection.execute(
             "SELECT name, to_regclass(name) IS NULL, quote_ident(current_user) FROM unnest(%s::text[]) AS name"
             " WHERE NOT coalesce(has_table_privilege(to_regclass(name), 'SELECT'), false)",
@@ -375,10 +377,10 @@ def _check_readable(connection: Connection, names: list[str]) -> None:
 
 
 def query(table: OutboxTable, facts: HistoryFacts, since: datetime | None) -> str:
-    """One SELECT with the columns of HISTORY. `since`: what was purged before is left out."""
+    """One SELECT with the columns of HISTORY. `since`: omits rows that were purged earlier."""
     key = as_bytes("kafka_key", facts.shape.key_type)
     partition = "kafka_partition" if facts.shape.has_partition else "NULL::integer"
-    # An archive that was written while nothing stood in the term table does not know whose its rows are.
+    # Archived rows have no incarnation if they were written while the term table was empty.
     current = f"'{facts.incarnation}'"
     since_sql = "" if since is None else f" WHERE purged_at >= '{since.astimezone(UTC).isoformat()}'"
     outbox = f"{columns.published(table, facts.shape)} o"
@@ -393,7 +395,7 @@ def query(table: OutboxTable, facts: HistoryFacts, since: datetime | None) -> st
 
 
 def read_history(spark: SparkSession, jdbc: JdbcSource, statement: str) -> DataFrame:
-    """`query` → HISTORY, lazily. It comes through one session, and is spread by the names of the records."""
+    """`query` → HISTORY, lazily; read through one session, and partitioned by incarnation and id."""
     options = {**jdbc.options, "dbtable": f"({statement}) AS history", "fetchsize": str(_FETCH_ROWS)}
     rows = spark.read.format("jdbc").options(**options).load()
     named = rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in HISTORY))
@@ -410,7 +412,7 @@ def _select(
     at: str = "NULL::timestamptz",
     origin: str = "NULL::bytea",
 ) -> str:
-    # No calendar of Java has an infinite time.
+    # Java cannot represent an infinite time.
     created = "CASE WHEN isfinite(create_time) THEN create_time END"
     return (
         f"SELECT '{source}' AS source, {incarnation} AS incarnation, id::bigint AS id, kafka_topic AS topic,"

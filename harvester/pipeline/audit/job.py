@@ -1,8 +1,8 @@
-"""The job `audit`: whether what the database says was delivered is in the topics, once and in order.
+"""The job `audit`: checks whether the topics contain what the database says was delivered, once and in order.
 
-The order of the steps lets it be right while the harvester runs: first the history (what is purged there had been
-acknowledged before), then the ends of the topics, then the records up to there. Records are decoded once and kept,
-and every figure is gathered from these: `checks`, `sequences` and `skew` make frames, which are collected here.
+The order of its steps makes it correct while the harvester runs: first the history (purged rows had been acknowledged
+before), then the ends of the topics, then the records up to there. Records are decoded once and kept, and every figure
+is computed from them: `checks`, `sequences` and `skew` define frames, which are collected here.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _NEVER = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """Either `topics`, with `kafka` as Kafka's Java client names its options, or a `lake`.
+    """What to audit: either `topics`, with `kafka` as options of Kafka's Java client, or a `lake`.
 
-    `since` ≤ … < `until` is the range; `margin` is how far before it reading begins. `dsn` None: without a history.
+    `since` ≤ … < `until` is the range; reading begins `margin` before it. `dsn` None: without a history.
     `serial_keys`: writers of a key wait for each other, so that ids of a key out of order are a violation. `once`:
-    nothing may be delivered twice. `to`: where the tables of findings are. `checkpoint`: of the lake; None: beside it.
+    repeats are not allowed. `to`: the location of the findings' tables. `checkpoint`: the lake's; None: next to it.
     """
 
     topics: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ EVERY_S = 5.0
 
 @contextmanager
 def stages_told(spark: SparkSession, tell: Callable[[str], None], every_s: float = EVERY_S) -> Iterator[None]:
-    """Tell how many tasks are done of the stages that run, every so often, until left."""
+    """Reports how many tasks of the running stages are done, every `every_s` seconds during the block."""
     ended = threading.Event()
     thread = threading.Thread(target=_follow, args=(spark, tell, every_s, ended), name="spark progress", daemon=True)
     thread.start()
@@ -107,7 +107,7 @@ def _follow(spark: SparkSession, tell: Callable[[str], None], every_s: float, en
         try:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         except (Py4JError, OSError):
-            return  # the Java process has ended; whoever works with it says why
+            return  # the Java process has ended; its user reports why
         done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
         tasks = sum(stage.numTasks for stage in stages if stage is not None)
         line = f"{done:,} of {tasks:,} tasks done"
@@ -120,19 +120,19 @@ Progress = Callable[[str], None]
 
 
 class AuditUnfinished(PipelineError):
-    """Spark could not go on. Nothing was judged, which is another answer than a guarantee that does not hold."""
+    """Spark failed, so nothing was judged. That differs from a broken guarantee."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = lambda _: None) -> AuditReport:
-    """Audit, and write the findings if that is wanted.
+    """Runs an audit, and writes the findings if requested.
 
     Raises InputMissing, TableMismatch, BrokerUnavailable, DatabaseUnavailable, SchemaError, ConfigurationError, and
-    AuditUnfinished for what else keeps it from reading; never because of what it finds.
+    AuditUnfinished for other failures to read; never because of a finding.
     """
     began = None if settings.since is None else settings.since - settings.margin
-    with ExitStack() as kept, clear_errors("the audit", AuditUnfinished, "it changes nothing: repeat it"):
+    with ExitStack() as kept, clear_errors("the audit", AuditUnfinished, "nothing was changed: repeat it"):
         inputs.require(spark, settings.kafka, settings.topics, settings.lake)
         if settings.to is not None:
             open_store(spark, settings.to).prepare([FINDINGS_TABLE, AUDITS_TABLE])
@@ -171,8 +171,8 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
             checks.of_outbox(past.frame, marked),
             checks.of_records(marked),
         )
-        progress("looking for what is lost, repeated, out of order or missing")
-        # So many records wait in the outbox, and may have these numbers.
+        progress("looking for lost, repeated, misordered and missing records")
+        # The records waiting in the outbox may have these numbers.
         waiting = tallies.get(sequences.SequenceHole.OPEN, 0) <= tallies[checks.PENDING]
         places = _keep(skew.places(marked), kept)
         parts = [
@@ -213,7 +213,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """The history, and what is known of it. Without one, `read_at` is None and the frame is empty."""
+    """The history and facts about it. Without a history, `read_at` is None and the frame is empty."""
 
     frame: DataFrame
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -227,7 +227,7 @@ def _history(
     spark: SparkSession, settings: AuditSettings, began: datetime | None, kept: ExitStack, progress: Progress
 ) -> _Past:
     if settings.dsn is None:
-        # Rows of Python's would need Python where the executors are.
+        # Rows made in Python would require Python on the executors.
         return _Past(spark.range(0).select(*(F.lit(None).cast(one.dataType).alias(one.name) for one in HISTORY)))
     jdbc = jdbc_source(settings.dsn)
     facts = history_facts(settings.dsn, settings.table)
@@ -244,7 +244,7 @@ def _input(spark: SparkSession, settings: AuditSettings, began: datetime | None,
 
 
 def _figures(past: _Past, tallies: Mapping[str, int], found: tuple[FindingGroup, ...]) -> dict[str, int]:
-    """The order is that of the documentation."""
+    """The figures, in the order of the documentation."""
     return {
         **{name: tallies[name] for name in checks.NAMES},
         "quarantined": past.rows.get(RecordSource.QUARANTINE, 0),
@@ -256,9 +256,9 @@ def _figures(past: _Past, tallies: Mapping[str, int], found: tuple[FindingGroup,
 def _keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
     """The rows, computed once.
 
-    Where Spark is one process, none of them gets lost, and Spark need not know how they were made: to plan what builds
-    on them is a third of the audit's time otherwise. On a cluster, those of a lost executor are made once more.
-    What such a process holds is freed when Java collects its garbage, or it ends.
+    If Spark is one process, no row can get lost, and Spark can forget how they were computed: otherwise planning what
+    builds on them takes a third of the audit's time. On a cluster, the rows of a lost executor are computed again.
+    The single process frees the rows when Java collects garbage, or at its end.
     """
     if is_one_process(str(frame.sparkSession.sparkContext.master)):
         return frame.localCheckpoint()
@@ -268,15 +268,16 @@ def _keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
 
 
 def _end_of_lake(read: Collection[inputs.PartitionInput]) -> datetime:
-    """Up to when it has everything. It says nothing of what came after its last record; without one, nothing at all.
+    """The time up to which a lake is complete: it cannot know of records after its last one.
 
-    A number may be read that another partition was about to get the one before of, and a purge has another clock.
+    The slack is needed because a number may be read before its predecessor from another partition, and purges are timed
+    by another clock.
     """
     return max((one.last_at for one in read), default=_NEVER) - checks.SLACK
 
 
 def _earlier(*moments: datetime | None) -> datetime | None:
-    """The earliest of those that there are."""
+    """The earliest of the given times; None if there is none."""
     return min((one for one in moments if one is not None), default=None)
 
 
@@ -285,13 +286,13 @@ def _severity(certain: bool) -> Severity:
 
 
 def collect_streams(streams: DataFrame) -> tuple[ProducerStream, ...]:
-    """`checks.streams`, in order."""
+    """`checks.streams`, collected in order."""
     found = [ProducerStream(**row) for row in tables.collected(streams)]
     return tuple(sorted(found, key=lambda one: (one.incarnation, one.term, one.lane, one.first_at, one.producer)))
 
 
 def collect_history(history: DataFrame) -> tuple[dict[str, int], frozenset[str], datetime | None]:
-    """HISTORY → rows by source, the topics that the archive's went to, and when it begins."""
+    """HISTORY → the number of rows by source, the topics of the archive's rows, and the archive's beginning."""
     rows = tables.collected(
         history.groupBy("source", "topic").agg(F.count(F.lit(1)).alias("rows"), F.min("at").alias("oldest"))
     )
@@ -304,13 +305,13 @@ def collect_history(history: DataFrame) -> tuple[dict[str, int], frozenset[str],
 
 
 def collect_tallies(*tallies: DataFrame) -> dict[str, int]:
-    """Pairs of name and value, all at once."""
+    """Collects pairs of name and value from all frames at once."""
     rows = reduce(lambda one, other: one.unionByName(other), tallies).collect()
     return {row["name"]: int(row["value"]) for row in rows}
 
 
 def collect_findings(findings: DataFrame) -> tuple[FindingGroup, ...]:
-    """FINDINGS → how many of each kind, with the earliest as examples."""
+    """FINDINGS → the count of each kind, with its earliest findings as examples."""
     same = Window.partitionBy("kind", "severity")
     earliest = same.orderBy(F.asc_nulls_last("at"), "topic", "partition", "offset", "id")
     rows = tables.collected(
@@ -328,7 +329,7 @@ def collect_findings(findings: DataFrame) -> tuple[FindingGroup, ...]:
 
 
 def collect_latency(latency: DataFrame) -> tuple[Latency, ...]:
-    """`checks.by_hour`: all topics first, then each with its hours in order."""
+    """`checks.by_hour`, collected: first all topics together, then each topic with its hours in order."""
     rows = tables.collected(latency)
     rows.sort(key=lambda row: (row["topic"] or "", row["hour"] is not None, row["hour"]))
     found = []
@@ -339,7 +340,7 @@ def collect_latency(latency: DataFrame) -> tuple[Latency, ...]:
 
 
 def collect_hot_keys(counts: DataFrame) -> tuple[tuple[HotKey, ...], skew.Skew | None]:
-    """`skew.hot_keys` → the hottest keys, and what that means for shards; None where nothing was delivered."""
+    """`skew.hot_keys` → the hottest keys, and the resulting skew of shards; None if nothing was delivered."""
     hottest, buckets, keys, keyless = [], {}, 0, 0
     for row in counts.collect():
         if row["key"] is not None:
@@ -358,7 +359,7 @@ def collect_hot_keys(counts: DataFrame) -> tuple[tuple[HotKey, ...], skew.Skew |
 
 
 def write(store: TableStore, report: AuditReport, findings: DataFrame) -> None:
-    """Adds the findings, then the report: a report that is there has all its findings."""
+    """Appends the findings, then the report, so that a stored report has all its findings."""
     rows = findings.withColumn("audited_at", F.lit(report.audited_at)).select(*FINDINGS_TABLE.schema.names)
     store.append(rows, FINDINGS_TABLE.name)
     row = {"audited_at": report.audited_at, "holds": report.holds, "report": report.to_json()}

@@ -1,12 +1,12 @@
-"""One batch of the lake: which tables it is written to, and what makes that safe to repeat.
+"""One batch of the lake: the tables to which it is written, and why it is safe to repeat.
 
-A batch is decided before anything is written, from its own records and from the ids that silver had after the batch
-before. Those are kept in a file beside the checkpoint's own, one for each batch, written last. So a batch that is cut
-off comes again with the same records and the same ids, and is decided alike. Its appends bear the checkpoint's name and
-the batch's number, by which tables leave out what they have. In which order they come makes no difference.
+A batch is decided before anything is written, from its own records and the ids that silver had after the previous
+batch. These ids are kept in a file per batch next to the checkpoint's files, which is written last. So an interrupted
+batch is repeated with the same records and the same ids, and decided in the same way. Its appends carry the
+checkpoint's name and the batch number, by which tables skip what they already have. Their order does not matter.
 
-After a batch that was given up half written, the next one takes the records that no table has, and repeats of ids that
-silver lacks: it decides these anew, since Kafka may have lost the first delivery.
+After a batch that was abandoned half written, the next one takes the records that no table has, and repeats of ids that
+silver lacks: it decides these again, since Kafka may have lost the first delivery.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ _PACKED = "spark.sql.inMemoryColumnarStorage.compressed"
 
 
 def ids_file(checkpoint: str, number: int) -> str:
-    """Where the ids after a batch are kept. Once it is there, so is all of the batch."""
+    """The file with the ids after a batch. If it exists, the batch is complete."""
     return f"{checkpoint}/ids/{number}.json"
 
 
 def to_do_again(since: int) -> str:
-    """What such a file has of a batch that may be half written, and whose records the next one reads again.
+    """The content of the file for a batch that may be half written, and whose records the next batch reads again.
 
-    That one leaves out what batches from `since` on have.
+    The next batch skips what batches from `since` on have written.
     """
     return json.dumps({"again": since})
 
 
 def done_again(text: str | None) -> int | None:
-    """Reads `to_do_again`; None for anything else."""
+    """The inverse of `to_do_again`; None for anything else."""
     with suppress(ValueError, KeyError, TypeError):
         return int(json.loads(text or "")["again"])
     return None
 
 
 def batch_name(number: int) -> str:
-    """The batch in the column `batch`: ordered like the number. Text, since Spark compiles numbers into its code."""
+    """The value of the column `batch`, in the order of the number. Text, since Spark compiles numbers into its code."""
     return f"{number:020d}"
 
 
 @dataclass(slots=True)
 class LakeBatch:
-    """What every batch of a lake needs to know. `owner` names the checkpoint, which is in the directory `checkpoint`.
+    """Writes the batches of a lake. `owner` names the checkpoint, which is in the directory `checkpoint`.
 
-    `hit` is told before each write which one comes. `require_same` raises if what was read may be of another topic.
-    `_stored` are the ids that silver has after the batch `_number`, `_known` the incarnations that are in their table.
+    `hit` is called with a name before each write. `require_same` raises if a recreated topic may have been read.
+    `_stored`: the ids that silver has after batch `_number`. `_known`: the incarnations in their table.
     """
 
     store: TableStore
@@ -81,14 +81,14 @@ class LakeBatch:
     _known: set[str] = field(default_factory=set)
 
     def write(self, bronze: DataFrame, number: int) -> None:
-        """Write a batch, as schemas.BRONZE, to every table. May be cut off anywhere, and called again with the same."""
+        """Writes a batch, as schemas.BRONZE, to every table. Repeatable with the same batch after any interruption."""
         stored, again, is_there = self._stored, None, False
         if self._number != number - 1:
             stored, again = self._load(number)
             last = self.store.last_written(["silver"], self.owner)
             is_there = last is not None and last >= number
         with ExitStack() as stack:
-            # Fetched from Kafka once. To pack what is read twice would take longer than to read it.
+            # Fetched from Kafka once, and read twice: compressing it would take longer than reading it.
             bronze.sparkSession.conf.set(_PACKED, "false")
             if again is not None:
                 tables_of = [self._since("silver", again, number), self._since("repeats", again, number)]
@@ -108,8 +108,8 @@ class LakeBatch:
                 at = self.store.at
                 self.store.change(schemas.keep_latest(at("repeats"), at("silver"), batch_name(again)))
             if again is not None or is_there:
-                # Done once more, this batch may find less: the latest have been kept, or Kafka has compacted the topic.
-                # Silver says what it has written.
+                # A repeated batch may find fewer records: only the latest were kept, or Kafka has compacted the topic.
+                # Silver records what the batch has written.
                 written = self.store.table("silver").where(F.col("batch") == batch_name(number))
                 found = silver.summed_up(silver.overview(written).collect())
         self._number = None
@@ -135,10 +135,10 @@ class LakeBatch:
         new = silver.without(bronze, places)
         frames = []
         if found.topics:
-            # One file for a few records, however many partitions they come from; nothing is moved for it.
+            # One file for a few records, however many partitions they come from, without a shuffle.
             frames.append(("silver", self._rows(new, number).coalesce(_files(found.records))))
         if places is not None:
-            # Few of all that are read, so these are moved.
+            # Few of the records read, so a shuffle is cheap.
             frames.append(("repeats", self._rows(silver.at(bronze, places), number).repartition(_files(repeated))))
         rejected = silver.rejects(bronze) if found.rejected else None
         fresh = new.where("problem IS NULL")
@@ -169,7 +169,7 @@ class LakeBatch:
         self.store.append(rows, name, (self.owner, number))
 
     def _know(self, found: silver.BatchOverview, number: int) -> None:
-        """Incarnations come first: without its own a row of silver is in no view of states."""
+        """Writes new incarnations, before silver: views of states omit a row whose incarnation is missing."""
         if found.since_us.keys() <= self._known:
             return
         self._known.update(row["incarnation"] for row in self.store.table("incarnations").collect())
@@ -178,9 +178,10 @@ class LakeBatch:
             self._known.update(unknown)
 
     def _load(self, number: int) -> tuple[StoredIds, int | None]:
-        """The ids after the batch before; since which one batches have what this one reads again, None if none has.
+        """The ids after the previous batch, and the first batch that has written records which this one reads again.
 
-        Where they are lost, or nobody kept them, silver knows the highest ones.
+        The latter is None if this batch rereads nothing. If the ids are lost, or were never kept, silver yields the
+        highest ones.
         """
         text = tables.read_text(self.store.spark, ids_file(self.checkpoint, number - 1))
         if text is not None:
@@ -191,7 +192,7 @@ class LakeBatch:
         return StoredIds(floors={UUID(row["incarnation"]): row["id"] for row in highest}), done_again(text)
 
     def _undecided(self, again: int, number: int) -> DataFrame:
-        """schemas.BRONZE of the repeats in batches from `again` on whose ids silver lacks without this batch."""
+        """The repeats in batches from `again` on, as schemas.BRONZE, whose ids silver lacks apart from this batch."""
         name, place = ["incarnation", "id"], ["topic", "partition", "offset", "timestamp"]
         rows = self.store.spark.sql(schemas.deliveries(self.store.at("repeats"), self.header))
         rows = rows.where((F.col("batch") >= batch_name(again)) & (F.col("batch") < batch_name(number)))
@@ -201,12 +202,12 @@ class LakeBatch:
         return rows.withColumn("problem", F.lit(None).cast("string")).select(*schemas.BRONZE.names)
 
     def _since(self, name: str, first: int, number: int) -> DataFrame:
-        """What batches from the `first` on have written, without this one, and rows of which nobody knows."""
+        """What batches from `first` on have written, except this one, and rows without a batch."""
         batch = F.coalesce("batch", F.lit(batch_name(first)))
         return self.store.table(name).where((batch >= batch_name(first)) & (batch < batch_name(number)))
 
     def _kept(self, rows: DataFrame, stack: ExitStack) -> DataFrame:
-        # On disk, for the most part the system's cache: in Java's own memory it costs more than it saves.
+        # On disk, that is, mostly in the system's cache: in Java's own memory it costs more than it saves.
         kept = rows.persist(StorageLevel.DISK_ONLY)
         stack.callback(kept.unpersist)
         return kept

@@ -1,12 +1,11 @@
 """Erases a key: from every table of a lake, and from the quarantine and the archive of the outbox.
 
-Rows that a table has deleted are still in its older files, and columns' smallest and largest values in its log. So the
-files are written anew without the rows, those of earlier versions are removed, and the log begins with this version:
-nothing of the key can be read from the directory any more, and no earlier version of its tables. That goes for tables
-of other jobs in the directory as well.
+Deleted rows remain in older files, and the bounds of columns in the table's log. So the files are rewritten without the
+rows, those of earlier versions are removed, and the log begins with this version: neither the key nor an earlier
+version can be read any more. This includes the tables of other jobs at the same location.
 
-What was erased had numbers in its lanes, which an audit would miss: they are kept, without the key and the id. Where
-the archive keeps its rows, so are topic and time, by which an audit explains that they are not in the lake.
+Erased records had numbers in their lanes, which an audit would report as missing: they are kept, without key and id.
+If the archive keeps its rows, topic and time are also kept, so that an audit can explain why the lake lacks them.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ from harvester.pipeline.store import END_JOBS, ErasedTable, TableStore
 _KEYED = ("silver", "repeats", "rejects", "current")
 _NOT_REACHED = (
     "Kafka's topics: the records stay until retention or compaction removes them",
-    "the store of large values: `objects` are to be erased there, and those of records that the lake has not read",
-    "the checkpoint of `pipeline metrics`: keys of open windows, until these close and Spark drops old states",
-    "tables made elsewhere: metrics and an audit's findings in other directories, copies, backups",
+    "the store of large values: erase `objects` there, and those of records that the lake has not read",
+    "the checkpoint of `pipeline metrics`: keys of open windows, until these close and Spark removes old states",
+    "tables elsewhere: metrics and an audit's findings in other directories, copies, backups",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ErasedRows:
-    """Rows of the database. `waiting`: those that the outbox still has, and that are going to be published."""
+    """Rows deleted from the database. `waiting`: rows still in the outbox, which will be published."""
 
     archive: int
     quarantine: int
@@ -63,10 +62,10 @@ class ErasedRows:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was removed where. Of the key it has the SHA-256 alone; `topics`: () for all.
+    """What was removed where. Contains only the key's SHA-256; `topics`: () for all.
 
-    `replays`: ids of those that were asked for the key, and are forgotten. `objects`: what the erased records named in
-    the store of large values; nobody has erased that yet.
+    `replays`: the ids of removed replays, which had requested the key. `objects`: the objects in the store of large
+    values to which the erased records refer; they still exist.
     """
 
     erased_at: datetime
@@ -82,26 +81,26 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where a table has the key: rows that are deleted, or that are changed so that they have it no more."""
+    """The rows of a table with the key; they are deleted, or changed so that they no longer contain it."""
 
     where: str
     change: str | None = None
 
     def removal(self, at: str) -> str:
-        """The statement that removes it from a table."""
+        """The statement that removes the key from a table."""
         if self.change is None:
             return f"DELETE FROM {at} WHERE {self.where}"
         return f"UPDATE {at} SET {self.change} WHERE {self.where}"
 
 
 def traces_of_other_jobs(key: bytes, of_topics: str) -> dict[str, Trace]:
-    """By the tables of `metrics` and `audit`. `of_topics`: a further condition, of tables with the column `topic`."""
+    """Traces in the tables of `metrics` and `audit`. `of_topics`: a further condition on the column `topic`."""
     raw, told = f"X'{key.hex()}'", f'"key": {json.dumps(key_text(key))}'
     return {
         KEYS.name: Trace(f"key = {raw}{of_topics}"),
         METRICS.name: Trace(f"hottest_key = {raw}{of_topics}", "hottest_key = NULL"),
         FINDINGS_TABLE.name: Trace(f"key = {raw}{of_topics}"),
-        # A report does not say of which topic its hottest keys are.
+        # A report does not name the topics of its hottest keys.
         AUDITS_TABLE.name: Trace(
             f"contains(report, {schemas.text(told)})",
             f"report = replace(report, {schemas.text(told)}, '\"key\": null')",
@@ -118,10 +117,10 @@ def erase(
     database: tuple[str, OutboxTable] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Certificate:
-    """Erases the records of a key, of these topics or of all. `database`: connection string and outbox; None: left out.
+    """Erases the records of a key, in these topics or in all. `database`: connection string and outbox; None: skip it.
 
-    Repeatable, after a failure as well. Raises InputMissing, TableMismatch, CheckpointMismatch, DatabaseUnavailable,
-    SchemaError before anything is erased; PipelineError where the key is back at the end.
+    Repeatable, even after a failure. Raises InputMissing, TableMismatch, CheckpointMismatch, DatabaseUnavailable,
+    SchemaError before anything is erased; PipelineError if the key is back at the end.
     """
     store = open_store(spark, root).in_new_session()
     header, owner = store.header(), store.properties("silver").get(tables.OWNER)
@@ -137,26 +136,26 @@ def erase(
             traces[name] = Trace(named)
     others = traces_of_other_jobs(key, of_topics).items()
     traces |= {name: trace for name, trace in others if store.exists(name)}
-    # Told before the first row is gone: what is cut off afterwards could not find them again.
+    # Reported before the first row is deleted: after an interruption they could not be found again.
     for url in (objects := _objects(store, chosen)):
         say(f"to be erased from the store: {url}")
     erased = None if database is None else erase_rows(*database, key, topics)
     _keep_numbers(store, chosen, archived=database is None)
     for replay in (replays := _forget_replays(store, key)):
-        say(f"the replay {replay} is forgotten")
+        say(f"removed the replay {replay}")
     found = {}
     for name, trace in traces.items():
         found[name] = store.erase(name, trace.where, trace.removal(store.at(name)))
         say(f"{name}: {found[name].rows:,} rows")
     for name, trace in traces.items():
         if not store.table(name).where(trace.where).isEmpty():
-            raise PipelineError(f"the key is in {name} again", hint=END_JOBS)
+            raise PipelineError(f"the key has returned to {name}", hint=END_JOBS)
     digest = hashlib.sha256(key).hexdigest()
     return Certificate(datetime.now(UTC), digest, tuple(topics), root, found, erased, replays, objects)
 
 
 def _objects(store: TableStore, chosen: str) -> tuple[str, ...]:
-    """URLs of the objects that the chosen records name (docs/large-values.md)."""
+    """The URLs of the objects to which the chosen records refer (docs/large-values.md)."""
     named = f"try_element_at(filter(headers, one -> one.key = {schemas.text(HEADER)}), -1).value"
     url = F.expr(f"try_validate_utf8(CAST({named} AS STRING)) AS url")
     parts = [store.table(name).where(chosen).select(url) for name in _KEYED]
@@ -165,7 +164,7 @@ def _objects(store: TableStore, chosen: str) -> tuple[str, ...]:
 
 
 def _keep_numbers(store: TableStore, chosen: str, *, archived: bool) -> None:
-    """`archived`: the archive may list the records on. Silver has each of its ids once."""
+    """Keeps the numbers of the chosen records. `archived`: the archive may still list them; silver has each id once."""
     for name in ("silver", "repeats"):
         rows = store.table(name).where(chosen).withColumn("erased_at", F.current_timestamp())
         if not (archived and name == "silver"):
@@ -178,7 +177,7 @@ def _keep_numbers(store: TableStore, chosen: str, *, archived: bool) -> None:
 
 
 def _forget_replays(store: TableStore, key: bytes) -> tuple[str, ...]:
-    """Removes the notes of replays that were asked for the key; the version of silver that they read goes as well."""
+    """Removes the progress of replays that requested the key; the version of silver that they read disappears, too."""
     spark, where, asked = store.spark, store.beside(DIRECTORY), json.dumps(base64.b64encode(key).decode())
     names = [
         name
@@ -205,7 +204,7 @@ def erase_rows(dsn: str, table: OutboxTable, key: bytes, topics: Collection[str]
             gone = 0 if archived is None else execute(connection, f"DELETE FROM {archived}", *values).rowcount
             dead = execute(connection, f"DELETE FROM {quarantined}", *values).rowcount
             left = fetch_row(connection, f"SELECT count(*) FROM {waiting}", *values)[0]
-        # Whoever may not, gets a warning.
+        # Without the privilege, VACUUM only warns.
         connection.add_notice_handler(lambda told: warned.append(str(told.message_primary)))
         with database_errors("vacuum"):
             for name in (table.quarantine, *([table.archive] if archived else [])):

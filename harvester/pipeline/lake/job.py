@@ -1,7 +1,7 @@
-"""The job `lake`: harvested topics into tables, exactly once across kill and restart.
+"""The job `lake`: writes harvested topics to tables, exactly once across kill and restart.
 
-A batch is a range of offsets that Spark has written down before it begins, so a killed batch comes again with the same
-records. `batch` says why each write of it has the same effect once and twice.
+A batch is a range of offsets that Spark records before it begins, so a killed batch is repeated with the same records.
+`batch` explains why each of its writes is idempotent.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from harvester.relay import failpoints
 
 @dataclass(frozen=True, slots=True)
 class LakeSettings:
-    """`kafka` has options as Kafka's Java client names them. `once`: up to the ends that the topics have now.
+    """The settings of a run. `kafka`: options of Kafka's Java client. `once`: stop at the current ends of the topics.
 
-    `fold_s`: how long states may wait in silver for being folded into `current`; infinite: for ever.
+    `fold_s`: how long states may stay in silver before they are folded into `current`; infinite: never fold.
     """
 
     topics: tuple[str, ...]
@@ -54,7 +54,7 @@ class LakeSettings:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """What a finished batch says: how many records it read, and how many are behind it at the topics' ends."""
+    """The report of a finished batch. `records`: read by it. `behind`: records that the topics have after it."""
 
     batch: int
     records: int
@@ -70,10 +70,10 @@ def run(
     progress: Callable[[BatchDone], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Run until there is nothing more (`once`) or `stop()`; returns the number of records that were read.
+    """Runs until nothing is left (`once`) or `stop()`; returns the number of records read.
 
-    Raises InputMissing, CheckpointMismatch, TableMismatch, BrokerUnavailable before anything is written, and
-    PipelineError for what ends the stream later. Started again, it goes on where it was.
+    Raises InputMissing, CheckpointMismatch, TableMismatch, BrokerUnavailable before it writes anything, and
+    PipelineError for later failures of the stream. After a restart it continues where it stopped.
     """
     source.require_topics(spark, settings.kafka, settings.topics)
     with clear_errors("the lake"):
@@ -87,7 +87,7 @@ def run(
         wanted = Manifest(uuid.uuid4().hex, "lake", settings.topics, settings.header, columns)
         manifest = recovery.claim(store, where, settings.kafka, wanted, settings.recovery, say)
         store.prepare([*TABLES, *tables_of.values()], manifest.owner, settings.header)
-        # As they are stored: columns that were asked for in an earlier run stay, in the order they came in.
+        # The stored schemas: columns requested in earlier runs remain, in the order of their addition.
         stored = {topic: store.load(table).select("data.*").schema for topic, table in tables_of.items()}
         for topic, payload in stored.items():
             if manifest.payloads.get(topic) != columns[topic]:
@@ -103,7 +103,7 @@ def run(
             lambda: recovery.require_same(spark, settings.kafka, manifest),
         )  # fmt: skip
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
-        # Once for all batches: in each it would take a thousand calls to Java.
+        # Built once for all batches: building it takes a thousand calls to Java.
         bronze = bronze_columns(kafka, settings.header, fastest_reader(spark))
         writer = bronze.writeStream.foreachBatch(batch.write).option("checkpointLocation", where).queryName("lake")
         query = streaming.start(writer, once=settings.once, trigger_s=settings.trigger_s)

@@ -1,12 +1,12 @@
-"""Ways out for a lake that cannot go on: lost records, retired topics, a lost checkpoint; and where a new one begins.
+"""Recovers a lake that cannot continue: lost records, retired topics, a lost checkpoint; also starts a new lake.
 
-All of them are one thing: the stream is to go on at offsets of our choice. They are decided here, purely, from where
-the lake is and what the brokers have, and written ahead as the manifest's `Plan`.
+All these cases are one: the stream is to continue at offsets of our choice. `resolve` decides them, as a pure function
+of the lake's progress and the brokers' logs, and they are written ahead as the manifest's `Plan`.
 
-Where the lake is, its checkpoint says; where that is lost, its tables do: behind the highest offsets of all batches but
-the last. That one may have been cut off between its tables, as may one that the checkpoint has as begun. Then the same
-offsets cannot be read once more as the same batch, for that would have to find the same records. So it is given up as
-it is, and the next batch reads up to where it ended, without the records that a table has.
+The checkpoint records the progress. If it is lost, the tables yield it: after the highest offsets of all batches but
+the last. The last batch may have been interrupted between its tables, like a batch that the checkpoint records as
+begun. Its offsets cannot be read again as the same batch, which would have to find the same records. So it is abandoned
+as it is, and the next batch reads up to its end, without the records that a table has.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from harvester.pipeline.streaming import Manifest, Plan, TopicLog
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What the user allows: records to be lost, topics to be dropped, a new checkpoint; `start_at`: of a new lake."""
+    """What the user permits: losing records, dropping topics, a new checkpoint. `start_at`: the start of a new lake."""
 
     accept_loss: bool = False
     retire: tuple[str, ...] = ()
@@ -41,11 +41,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a lake is: behind the batch `number`, at `begun`.
+    """The progress of a lake: after batch `number`, at `begun`.
 
-    `ends`: how far that batch may have got, where it may be half written; batches from `since` on then have rows of
-    records behind `begun`. `is_complete`: of each topic it names all partitions, so that others begin at 0.
-    `is_committed`: Spark knows that the batch is done. `logs`: which the offsets are of, as far as that is known.
+    `ends`: if that batch may be half written, how far it may have got; then batches from `since` on have rows of
+    records after `begun`. `is_complete`: it lists all partitions of each topic, so that others begin at 0.
+    `is_committed`: Spark has recorded that the batch is done. `logs`: the logs of the offsets, as far as known.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Offsets that were never read; `end` None: of a topic that is gone, or was made anew."""
+    """Offsets that were never read; `end` None: the topic no longer exists, or was recreated."""
 
     topic: str
     partition: int
@@ -73,9 +73,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Where the partitions begin and end that there are. A topic that is not among them does not exist.
+    """The beginnings and ends of all existing partitions. A topic without any does not exist.
 
-    `ids`: Kafka's own of the topics.
+    `ids`: Kafka's ids of the topics.
     """
 
     earliest: Mapping[Place, int]
@@ -84,16 +84,16 @@ class Log:
 
 
 def made_anew(logs: Mapping[str, TopicLog], ids: Mapping[str, str]) -> set[str]:
-    """The topics that are others now than those that were read."""
+    """The topics that were recreated since they were read."""
     return {topic for topic, log in logs.items() if ids.get(topic, log.id) != log.id}
 
 
 def resolve(
     progress: Progress, log: Log, topics: Collection[str], returning: Collection[str] = ()
 ) -> tuple[Plan, list[Loss], list[Loss]]:
-    """The plan to go on by, what was removed of the `topics` before it was read, and what is unread of others.
+    """The plan, the records of `topics` that were removed before they were read, and the unread records of others.
 
-    Tables have records of `returning` topics from before they were retired. Nobody knows which, so any may be there.
+    Tables contain records of `returning` topics from before their retirement. Which ones is unknown, so any may exist.
     """
     known = {topic for topic, _ in progress.begun} if progress.is_complete else set()
     other = made_anew(progress.logs, log.ids)
@@ -116,7 +116,7 @@ def resolve(
         if begun < earliest:
             lost.append(Loss(*place, begun, earliest))
         elif begun > latest:
-            # The brokers have lost the end of the log, or nobody knows its id: any record may be in a table.
+            # The brokers have lost the end of the log, or its id is unknown: any record may be in a table.
             lost.append(Loss(*place, begun, None))
             ends[place], since = latest, 0
         elif topic in returning and topic not in other:
@@ -132,9 +132,9 @@ def resolve(
 
 
 def followed(stored: Manifest | None, ids: Mapping[str, str], behind: int) -> dict[str, TopicLog]:
-    """The logs to read after the batch `behind`, and those of retired topics, which may return.
+    """The logs to read after batch `behind`, and those of retired topics, which may return.
 
-    One that was read before its id was noted is taken for the same.
+    A log that was read before its id was noted is assumed to be the same.
     """
     logs = {} if stored is None else {one: log for one, log in stored.logs.items() if one not in stored.topics}
     for topic, named in ids.items():
@@ -155,12 +155,12 @@ def claim(
     chosen: Recovery,
     say: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
-    """Claims the checkpoint `where` for the tables; `wanted` has a name for a new one.
+    """Claims the checkpoint `where` for the tables; `wanted` contains the owner's name for a new one.
 
-    Of its `payloads` those that the manifest does not have are to be filled in.
+    The caller must fill in those of its `payloads` that the returned manifest lacks.
 
-    Raises CheckpointMismatch, TableMismatch, InputMissing unless the lake can go on with what is allowed; then nothing
-    was changed.
+    Raises CheckpointMismatch, TableMismatch, InputMissing, without changing anything, unless the lake can continue with
+    what the user permits.
     """
     spark = store.spark
     owner = store.properties("silver").get(tables.OWNER) if store.exists("silver") else None
@@ -176,9 +176,9 @@ def claim(
         if stored is not None and stored.job == wanted.job:
             progress = _of_checkpoint(spark, where)
     if strange := [topic for topic in chosen.retire if stored is None or topic not in stored.topics]:
-        raise CheckpointMismatch(f"the lake does not read {', '.join(strange)}", hint="leave --retire-topic out")
+        raise CheckpointMismatch(f"the lake does not read {', '.join(strange)}", hint="omit --retire-topic")
     if chosen.start_at is not None and progress is not None:
-        raise CheckpointMismatch(f"the lake in {store.root} has begun, and goes on where it is", hint=_NOT_NEW)
+        raise CheckpointMismatch(f"the lake in {store.root} has begun, and continues where it is", hint=_NOT_NEW)
     left = stored and replace(stored, topics=tuple(one for one in stored.topics if one not in chosen.retire))
     decided = streaming.decide(left, replace(wanted, payloads={}), where, used=used)
     plan: Plan | None = None
@@ -205,7 +205,7 @@ def claim(
 
 
 def note(store: TableStore, where: str, manifest: Manifest) -> None:
-    """Notes in silver which logs its rows are of, and where the checkpoint is: without that nobody else knows."""
+    """Records on silver the logs of its rows, and for a schema the checkpoint's location, found nowhere else."""
     known, wanted = store.properties("silver"), {tables.TOPICS: streaming.logs_to_text(manifest.logs)}
     if not manifest.logs:
         wanted = {}
@@ -217,7 +217,7 @@ def note(store: TableStore, where: str, manifest: Manifest) -> None:
 
 
 def require_unread(spark: SparkSession, where: str, kafka: Mapping[str, str], manifest: Manifest) -> None:
-    """Raises InputMissing where records that the checkpoint goes on with have been removed."""
+    """Raises InputMissing if records with which the checkpoint continues have been removed."""
     progress = _of_checkpoint(spark, where)
     if progress is not None:
         with source.admin(spark, kafka, "offsets") as brokers:
@@ -228,7 +228,7 @@ def require_unread(spark: SparkSession, where: str, kafka: Mapping[str, str], ma
 
 
 def require_same(spark: SparkSession, kafka: Mapping[str, str], manifest: Manifest) -> None:
-    """Raises InputMissing where a topic was made anew: what was read just now may be of the new one."""
+    """Raises InputMissing if a topic was recreated: the records just read may be from the new one."""
     if not manifest.logs:
         return
     with source.admin(spark, kafka, "topics") as brokers:
@@ -238,29 +238,29 @@ def require_same(spark: SparkSession, kafka: Mapping[str, str], manifest: Manife
 
 
 def require_idle(spark: SparkSession, where: str, owner: str | None) -> None:
-    """Raises CheckpointMismatch unless this is the checkpoint of these tables, and no batch of it is to come again."""
+    """Raises CheckpointMismatch unless this is the checkpoint of these tables, with no batch to be repeated."""
     stored, _ = streaming.examine(spark, where)
     if stored is None or stored.owner != owner:
         raise CheckpointMismatch(
             f"there is no checkpoint of these tables in {where}",
-            hint="name it with --checkpoint; if it is lost, `lake --adopt` makes a new one",
+            hint="specify it with --checkpoint; if it is lost, `lake --adopt` creates a new one",
         )
     progress = _of_checkpoint(spark, where)
     if stored.plan is not None or (progress is not None and not (progress.is_committed and progress.ends is None)):
         raise CheckpointMismatch(
-            "a batch of the lake is under way, or was cut off and comes again",
-            hint="end the lake's job; `lake --once` does what is left",
+            "a batch of the lake is in progress, or was interrupted and will be repeated",
+            hint="stop the lake's job; `lake --once` completes the batch",
         )
 
 
-_NOT_NEW = "--start-at is for a new one"
-_ADOPT = "make a new one from the tables with --adopt, or restore it and the tables as of the same time"
+_NOT_NEW = "--start-at is only for a new lake"
+_ADOPT = "create a new one from the tables with --adopt, or restore it and the tables to the same point in time"
 
 
 def _examined(store: TableStore, where: str, owner: str | None) -> tuple[Manifest | None, bool, PipelineError | None]:
-    """The manifest, whether Spark has written there, and what is wrong with it for tables that the `owner` has filled.
+    """The manifest, whether Spark has written there, and why it does not fit the `owner`'s tables, if it does not.
 
-    What an earlier start has written ahead is done first.
+    First carries out what an earlier start has written ahead.
     """
     try:
         stored, used = streaming.examine(store.spark, where)
@@ -280,14 +280,14 @@ def _examined(store: TableStore, where: str, owner: str | None) -> tuple[Manifes
         broken = store.filled_by_another("silver")
     else:
         broken = streaming.outrun(store, where, _written(store), owner, _ADOPT)
-        # Tables that were rebuilt bear no numbers.
+        # Rebuilt tables have no batch numbers.
         if broken is None and streaming.last_begun(store.spark, where) is None and not _is_empty(store, "silver"):
-            broken = CheckpointMismatch(f"the checkpoint {where} has lost how far the lake is", hint=_ADOPT)
+            broken = CheckpointMismatch(f"the checkpoint {where} has lost the lake's progress", hint=_ADOPT)
     return stored, used, broken
 
 
 def _written(store: TableStore) -> list[str]:
-    """The tables that batches write."""
+    """The tables to which batches write."""
     return ["silver", "repeats", "rejects", "incarnations", *store.values()]
 
 
@@ -296,7 +296,7 @@ def _is_empty(store: TableStore, name: str) -> bool:
 
 
 def _of_checkpoint(spark: SparkSession, where: str) -> Progress | None:
-    """None where no batch was begun. Raises CheckpointMismatch for what cannot be read."""
+    """The progress that a checkpoint records; None if no batch was begun. Raises CheckpointMismatch if unreadable."""
     number = streaming.last_begun(spark, where)
     if number is None:
         return None
@@ -308,7 +308,7 @@ def _of_checkpoint(spark: SparkSession, where: str) -> Progress | None:
     since = number if again is None else again
     if number:
         return Progress(number, _planned(spark, where, number - 1), ends, since)
-    # Where the very first batch begins, Spark's Kafka source has noted.
+    # Spark's Kafka source has recorded where the very first batch begins.
     _, _, first = (tables.read_text(spark, f"{where}/sources/0/0") or "").partition("\n")
     return Progress(number, streaming.places(first) if first else {}, ends, since)
 
@@ -323,41 +323,41 @@ def _planned(spark: SparkSession, where: str, number: int) -> Mapping[Place, int
 def _require_lost(
     spark: SparkSession, where: str, stored: Manifest | None, owner: str | None, broken: PipelineError | None
 ) -> None:
-    """Raises CheckpointMismatch where there is nothing to adopt, or nothing to adopt it for."""
+    """Raises CheckpointMismatch if there are no tables to adopt, or their checkpoint is not lost."""
     if owner is None:
-        raise CheckpointMismatch("there are no tables of a lake to adopt", hint="name the directory that they are in")
+        raise CheckpointMismatch("there are no tables of a lake to adopt", hint="specify their directory")
     if broken is None:
-        raise CheckpointMismatch(f"the checkpoint {where} is not lost", hint="go on without --adopt")
+        raise CheckpointMismatch(f"the checkpoint {where} is not lost", hint="continue without --adopt")
     if stored is not None and stored.owner != owner and tables.listing(spark, f"{where}/offsets"):
         raise CheckpointMismatch(
-            f"the checkpoint {where} belongs to other tables", hint="name another directory with --checkpoint"
+            f"the checkpoint {where} belongs to other tables", hint="specify another directory with --checkpoint"
         )
 
 
 def _set_aside(store: TableStore, where: str, say: Callable[[str], None]) -> None:
-    """Makes room for a new checkpoint, and tells what it does not know."""
+    """Moves the rest of the old checkpoint away, and reports what a new one does not know."""
     if tables.listing(store.spark, where):
         aside = f"{where}.{uuid.uuid4().hex[:8]}"
         tables.move(store.spark, where, aside)
         say(f"what is left of the checkpoint is in {aside} now")
     if not _is_empty(store, schemas.ERASURES_TABLE.name):
-        say("keys were erased from this lake: erase them again, since what Kafka still has of them may come back")
+        say("keys were erased from this lake: erase them again, because their records in Kafka may be read again")
 
 
 def _of_tables(store: TableStore, wanted: Manifest) -> tuple[Progress, Manifest]:
-    """How far the tables are, and what a manifest for them would have."""
+    """The progress that the tables record, and a manifest for them."""
     noted = store.properties("silver")
     store.prepare(schemas.TABLES, noted[tables.OWNER], noted.get(tables.HEADER))
     folded = store.properties("current").get(tables.FOLDED)
     rows = _places(store)
     logs = streaming.logs_from_text(noted.get(tables.TOPICS))
-    # Batches may have written no rows, or such as were erased since. A number that was given is never given again: what
-    # bears it counts as folded, or as of a log that is gone.
+    # Batches may have written no rows, or rows that were erased since. Numbers are never reused: rows with a used one
+    # would count as folded, or as part of a log that no longer exists.
     numbers = [log.since - 1 for log in logs.values()]
     numbers.append(store.last_written(_written(store), noted[tables.OWNER]) or 0)
     named = [rows.agg(F.max("batch")).collect()[0][0], folded, batch_name(max(0, *numbers))]
     last = max(filter(None, named))
-    # Once a batch was folded, all before it are whole.
+    # All batches before a folded one are complete.
     given_up = noted.get(tables.AGAIN, last)
     since = min(last, given_up if folded is None or folded <= given_up else last)
     since = None if folded is not None and folded >= last else since
@@ -365,7 +365,7 @@ def _of_tables(store: TableStore, wanted: Manifest) -> tuple[Progress, Manifest]
     first = F.when(F.col("topic").isNull(), batch_name(0))
     for topic, log in logs.items():
         first = first.when(F.col("topic") == topic, batch_name(log.since))
-    # Rows of no batch are those of values that were filled in, which silver has as well.
+    # Rows without a batch are from values that were filled in; silver has them, too.
     here = F.coalesce("batch", F.lit(batch_name(0))) >= F.coalesce(first, F.lit(batch_name(0)))
     found = rows.groupBy("topic", "partition").agg(
         F.max(F.when(here, F.col("offset"))).alias("last"),
@@ -386,7 +386,7 @@ def _of_tables(store: TableStore, wanted: Manifest) -> tuple[Progress, Manifest]
 
 
 def _returning(store: TableStore, topics: Collection[str]) -> set[str]:
-    """Those of the topics that tables have records of: they were retired once."""
+    """Those of the topics of which tables have records: they were retired earlier."""
     if not topics:
         return set()
     rows = _places(store).where(F.col("topic").isin(*topics))
@@ -394,7 +394,7 @@ def _returning(store: TableStore, topics: Collection[str]) -> set[str]:
 
 
 def _places(store: TableStore) -> DataFrame:
-    """(topic, partition, offset, batch) of every record that a table has."""
+    """(topic, partition, offset, batch) of every record in the tables."""
     every = (store.table(name) for name in ("silver", "repeats", "rejects"))
     return reduce(DataFrame.unionByName, (rows.select("topic", "partition", "offset", "batch") for rows in every))
 
@@ -416,17 +416,17 @@ def _resolved(
     late: bool,
     say: Callable[[str], None],
 ) -> Plan | None:
-    """The plan, if there is to be one; what is lost is noted. `late`: tables are to be filled in."""
+    """The plan, if one is needed; records losses. `late`: tables are to be filled in."""
     plan, lost, unread = resolve(progress, log, decided.topics, returning)
     if lost and not chosen.accept_loss:
         raise _overtaken(lost, made_anew(progress.logs, log.ids))
     if (there := [one for one in unread if one.end is not None]) and not chosen.accept_loss:
         raise CheckpointMismatch(
-            f"topics to be retired have records that were not read: {_listed(there)}",
-            hint="read them first, by --topic with --once; or add --accept-loss",
+            f"topics to be retired have unread records: {_listed(there)}",
+            hint="read them first with --topic and --once, or add --accept-loss",
         )
-    # Spark takes it for a loss that a topic which is added does not begin at 0. It would read a batch again that is
-    # whole, and of which Kafka may have nothing any more. A table that is filled in cannot have a half of a batch.
+    # Spark mistakes it for a loss if an added topic does not begin at 0. It would repeat a batch that is complete, and
+    # that Kafka may no longer have. A table that is filled in cannot contain half of a batch.
     added = any(offset > 0 and place not in progress.begun for place, offset in plan.start.items())
     changed = late if progress.ends else not progress.is_committed
     if not (chosen.adopt or chosen.retire or lost or added or changed or returning):
@@ -453,10 +453,10 @@ _NEW = "harvester_losses"
 
 def _overtaken(lost: list[Loss], other: Collection[str]) -> InputMissing:
     of_which = [_listed(lost)] if lost else []
-    of_which += [f"{topic} was deleted and made anew" for topic in sorted(other)]
+    of_which += [f"{topic} was deleted and recreated" for topic in sorted(other)]
     return InputMissing(
-        f"Kafka has no longer what the lake was to read next: {'; '.join(of_which)}",
-        hint="--accept-loss goes on with what there is, and notes this in the table `losses`",
+        f"Kafka no longer has what the lake would read next: {'; '.join(of_which)}",
+        hint="--accept-loss continues with what is left, and records the loss in the table `losses`",
     )
 
 
@@ -468,12 +468,12 @@ _TOLD = 5
 
 
 def _carried_out(store: TableStore, where: str, manifest: Manifest) -> Manifest:
-    """Does what the manifest has written ahead; whatever of it was done before has no effect."""
+    """Carries out the manifest's plan. Idempotent."""
     plan = manifest.plan
     if plan is None:
         return manifest
     if plan.adopts is None:
-        # A checkpoint that has offsets beside no tables is refused, so those of a new lake come first.
+        # A checkpoint with offsets but without tables is refused, so a new lake's tables come first.
         store.prepare(schemas.TABLES, manifest.owner, manifest.header)
     else:
         for name in dict.fromkeys([*(table.name for table in schemas.TABLES), *_written(store)]):
@@ -483,7 +483,7 @@ def _carried_out(store: TableStore, where: str, manifest: Manifest) -> Manifest:
         store.set_property("silver", tables.AGAIN, batch_name(plan.since))
         tables.write_text(store.spark, ids_file(where, plan.number), to_do_again(plan.since))
     streaming.go_on(store.spark, where, plan)
-    # What the batch that was given up has not written into tables of values is in silver.
+    # Silver has what the abandoned batch has not written to tables of values.
     done = replace(manifest, plan=None, payloads={} if plan.since is not None or plan.adopts else manifest.payloads)
     streaming.store(store.spark, where, done)
     return done

@@ -1,8 +1,7 @@
-"""What a lake does beside its batches: folds states into `current`, joins small files, fills in columns that were asked
-for later, and is made from an older one.
+"""Work of a lake outside its batches: folds states into `current`, compacts files, fills in new columns, rebuilds.
 
-Folding and joining take turns in one thread. Neither changes what a reader sees: the view of states is the same before
-and after a fold, wherever it was cut off.
+Folding and compaction take turns in one thread. Neither changes what a reader sees: the view of states is the same
+before and after a fold, even if it is interrupted.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from harvester.pipeline.lake.batch import batch_name
 from harvester.pipeline.lake.silver import bad_payloads, deliveries, expanded, payload_table, unwritten
 from harvester.pipeline.store import TableStore
 
-# What is read again and again may take longer to write.
+# Slower to write, but these files are read again and again.
 _CODEC = {"spark.sql.parquet.compression.codec": "zstd"}
 
 
 class Upkeep:
-    """Called after each batch; begins what is due unless it is at it still. What it raised ends the next call."""
+    """Starts due work after each batch, unless earlier work still runs. The next call raises that work's error."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class Upkeep:
         fold_s: float,
         hit: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`names`: the tables by day. `compact_every`: batches, 0 for never. `fold_s`: infinite for never."""
+        """`names`: the tables partitioned by day. `compact_every`: batches; 0: never. `fold_s`: infinite: never."""
         self._store, self._header, self._names = store.in_new_session(), header, names
         self._compact_every, self._fold_s, self._hit = compact_every, fold_s, hit
         for name, value in _CODEC.items():
@@ -54,7 +53,7 @@ class Upkeep:
         self._folded_at = time.monotonic()
 
     def after(self, number: int) -> None:
-        """A batch is done."""
+        """Called when a batch is done."""
         self._last = number
         if self._compacted is None and self._compact_every:
             self._compacted = number // self._compact_every
@@ -66,7 +65,7 @@ class Upkeep:
             self._at_it = self._pool.submit(self._run, number)
 
     def close(self, *, finish: bool) -> None:
-        """Wait for what was begun, and `finish` what is left to do."""
+        """Waits for running work; with `finish`, also does what is left."""
         try:
             if self._at_it is not None:
                 self._at_it.result()
@@ -87,7 +86,7 @@ class Upkeep:
             self._compacted = (number + 1) // self._compact_every
 
     def fold(self, number: int) -> None:
-        """Take the states of all batches up to this one into `current`; repeated, it changes nothing."""
+        """Folds the states of all batches up to this one into `current`. Idempotent."""
         at = self._store.at
         after = self._store.properties("current").get(tables.FOLDED)
         self._hit("lake.current")
@@ -96,7 +95,7 @@ class Upkeep:
         self._store.set_property("current", tables.FOLDED, batch_name(number))
 
     def compact(self) -> None:
-        """Join the small files of days that are over, and those of `current`."""
+        """Compacts the small files of past days, and those of `current`."""
         self._hit("lake.compaction")
         today = datetime.now(UTC).date()
         for name in self._names:
@@ -105,16 +104,16 @@ class Upkeep:
 
 
 def fill_in(store: TableStore, header: str, topic: str, payload: StructType, say: Callable[[str], None]) -> None:
-    """Makes the table of a topic's values anew from silver, in one commit; what does not fit, `rejects` has afterwards.
+    """Rewrites the table of a topic's values from silver in one commit; values that do not fit go to `rejects`.
 
-    Repeatable. No batch may be under way, or half written and to come again.
+    Repeatable. No batch may be in progress, or half written and about to be repeated.
     """
     rows = store.spark.sql(schemas.deliveries(store.at("silver"), header)).where(F.col("topic") == topic)
     table = payload_table(topic, payload)
-    # A batch that was given up may have written values that silver lacks.
+    # An abandoned batch may have written values that silver lacks.
     if rows.isEmpty() and store.load(table).isEmpty():
         return
-    say(f"filling {table.name} in from silver")
+    say(f"filling in {table.name} from silver")
     known = store.table("rejects").where((F.col("reason") == schemas.BAD_PAYLOAD) & (F.col("topic") == topic))
     bad = unwritten(bad_payloads(rows, topic, payload), [known])
     store.append(bad.withColumn("batch", F.lit(None).cast("string")), "rejects")
@@ -122,27 +121,26 @@ def fill_in(store: TableStore, header: str, topic: str, payload: StructType, say
 
 
 def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = None) -> int:
-    """Make a lake of this version from one of an earlier version, which had `bronze` as a table, in another directory.
+    """Creates a lake of this version from one of an earlier version, which had a table `bronze`, in another directory.
 
-    Returns how many records there are in it. The new lake's job goes on where the old one's ended: the checkpoint is
-    copied, last, so that what was cut off before is no lake. The old one is only read. Raises InputMissing,
-    TableMismatch.
+    Returns its number of records. The new lake's job continues where the old one's ended: the checkpoint is copied,
+    last, so that an interrupted rebuild is not a lake. The old lake is only read. Raises InputMissing, TableMismatch.
     """
     where = checkpoint or tables.path_of(old, "checkpoint")
     before, store = DeltaStore(spark, old), open_store(spark, new)
     if store.is_catalog or tables.listing(spark, new):
-        raise TableMismatch(f"{new} is not an empty directory", hint="name a new directory")
+        raise TableMismatch(f"{new} is not an empty directory", hint="specify a new directory")
     text = tables.read_text(spark, f"{where}/{streaming.FILE}")
     done = [int(name) for name in tables.listing(spark, f"{where}/commits") if name.isdigit()]
     if text is None or not done or not before.exists("bronze"):
         raise InputMissing(
             f"no lake of an earlier version in {old}",
-            hint="name its directory, and its --checkpoint if that is elsewhere",
+            hint="specify its directory, and its --checkpoint if that is elsewhere",
         )
     manifest, number = streaming.from_text(text, where), max(done)
     planned = streaming.planned(spark, where, number)
     assert planned is not None
-    # The last batch may be half written. It comes again.
+    # The last batch may be half written; it will be repeated.
     whole = streaming.any_of([
         (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("offset") < end)
         for (topic, partition), end in planned.ends.items()
@@ -154,7 +152,7 @@ def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = No
         payload_table(unquote(name.partition("/")[2]), rows.select("data.*").schema) for name, rows in values.items()
     ]
     store.prepare([*schemas.TABLES, *expanded], manifest.owner, manifest.header)
-    # Numbered like a batch, by which an older checkpoint is told.
+    # With the number of a batch, which reveals an outdated checkpoint.
     written = (manifest.owner, number)
     for name, how in (("silver", "left_semi"), ("repeats", "left_anti")):
         rows = deliveries(bronze.join(first, ["topic", "partition", "offset"], how), manifest.header)

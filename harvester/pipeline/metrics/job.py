@@ -1,8 +1,8 @@
-"""The job `metrics`: throughput, latency and skew of topics by window, each window once and whole.
+"""The job `metrics`: throughput, latency and skew of topics by window, each complete window once.
 
-Spark keeps counts of the windows that are open, and gives them away when the watermark, the newest timestamp less
-what records may be late by, has passed a window's end. That is a batch like any other: the offsets it ends at, the
-state it left and what it gave away belong together, and a killed batch comes again with the same ones.
+Spark keeps counts of open windows, and emits them when the watermark, the newest timestamp minus the permitted
+lateness, has passed a window's end. This happens in an ordinary batch: its end offsets, its state and its output belong
+together, and a killed batch is repeated with the same ones.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _EARLIEST = -2
 
 
 def count(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str, batch: int, window_s: int) -> dict[str, int]:
-    """Late records of a batch by topic; only topics with any. Records that Kafka has removed since are not counted.
+    """The late records of a batch by topic, only for topics with any, and without those that Kafka has removed since.
 
-    Spark drops these records and reports only how many groups they would have fallen into. So the batch is read again.
+    Spark drops late records, and reports only the number of their groups. So this reads the batch again.
     """
     before, here = (streaming.planned(spark, checkpoint, number) for number in (batch - 1, batch))
     if before is None or here is None or not (ranges := streaming.ranges(before, here)):
@@ -48,14 +48,14 @@ def count(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str, batch:
         "failOnDataLoss": "false",
     }
     rows = spark.read.format("kafka").options(**options).load()
-    # What a batch drops is judged by the watermark of the one before, what it closes by its own.
+    # A batch drops records by the watermark of the previous batch, and closes windows by its own.
     found = windows.late(rows, window_s, before.watermark_ms).collect()
     return {row["topic"]: row["records"] for row in found}
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsBatch:
-    """`owner` names the checkpoint. `written`: batch → rows of `metrics`, for the report on it."""
+    """Writes batches. `owner` names the checkpoint. `written`: batch → its rows of `metrics`, for the report."""
 
     store: TableStore
     owner: str
@@ -64,13 +64,13 @@ class MetricsBatch:
     written: dict[int, int] = field(default_factory=dict)
 
     def write(self, closed: DataFrame, number: int) -> None:
-        """Write the COUNTS of windows that are closed. May be cut off anywhere, and called again with the same ones.
+        """Writes the COUNTS of closed windows. Repeatable with the same counts after any interruption.
 
-        All counts of a window come in the same batch, since they have the same end.
+        All counts of a window are in the same batch, because they have the same end.
         """
         closed = closed.persist()
         try:
-            # Every row has to be asked for, also where none is wanted: only so does each task store its state.
+            # Every row must be computed, even if none is needed: otherwise tasks would not store their state.
             found = closed.agg(F.count_distinct("window_start", "topic").alias("windows")).first()
             assert found is not None
             if found["windows"]:
@@ -86,7 +86,7 @@ class MetricsBatch:
 
 
 ALL = 2**62
-# State on the executors' disks, and of each batch only what changed: keys of open windows may be many.
+# State is on the executors' disks, and each batch saves only changes: open windows may have many keys.
 _STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -97,10 +97,10 @@ _STATE = {
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """`kafka` has options as Kafka's Java client names them. `once`: up to the ends that the topics have now.
+    """The settings of a run. `kafka`: options of Kafka's Java client. `once`: stop at the current ends of the topics.
 
-    `most_records` of a batch: everything by default. The watermark is one for all partitions, so a backlog that is cut
-    in pieces is late where one partition's piece is older than another's.
+    `most_records`: the maximum of a batch, by default everything. All partitions share one watermark, so if a backlog
+    is divided, records are late when one partition's part is older than another's.
     """
 
     topics: tuple[str, ...]
@@ -119,9 +119,9 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsBatchDone:
-    """What a finished batch says. `windows` it wrote, `open_counts` are kept for those that are open.
+    """The report of a finished batch. `windows`: written by it. `open_counts`: counts kept for open windows.
 
-    `late`: records by topic that came after their window was closed, which no window counts.
+    `late`: records by topic that arrived after their window closed, and that no window counts.
     """
 
     batch: int
@@ -140,7 +140,7 @@ class Total:
     open_counts: int = 0
 
     def after(self, done: MetricsBatchDone) -> Total:
-        """With one more batch."""
+        """The total including one more batch."""
         late = {topic: self.late.get(topic, 0) + done.late.get(topic, 0) for topic in {*self.late, *done.late}}
         return Total(self.records + done.records, self.windows + done.windows, late, done.open_counts)
 
@@ -152,17 +152,17 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[MetricsBatchDone], None] = lambda _: None,
 ) -> Total:
-    """Run until there is nothing more (`once`) or `stop()`. Windows that are open then are written by the next run.
+    """Runs until nothing is left (`once`) or `stop()`. The next run writes the windows that are still open then.
 
-    Raises InputMissing, CheckpointMismatch, TableMismatch, BrokerUnavailable before anything is written, and
-    PipelineError for what ends the stream later. Started again, it goes on where it was.
+    Raises InputMissing, CheckpointMismatch, TableMismatch, BrokerUnavailable before it writes anything, and
+    PipelineError for later failures of the stream. After a restart it continues where it stopped.
     """
     source.require_topics(spark, settings.kafka, settings.topics)
     with clear_errors("the metrics"):
         spark = _with_state(spark)
         store = open_store(spark, settings.root)
         where = settings.checkpoint or store.beside("checkpoint-metrics")
-        # What is kept of open windows is of this length, and with or without keys: another one cannot go on with it.
+        # The state of open windows depends on their length and on keys: a job with other settings cannot continue it.
         job = f"metrics of {settings.window_s} s windows{'' if settings.most_keys else ' without keys'}"
         names = (METRICS.name, KEYS.name)
         manifest = streaming.claim(store, where, job, settings.topics, settings.header, names)

@@ -1,8 +1,8 @@
-"""The job `replay`: records of a lake into topics again, in the order of each key, no faster than asked.
+"""The job `replay`: publishes records of a lake again, in the order of each key, at a limited rate.
 
-A replay reads one version of silver, however the lake grows meanwhile. It is cut into slices of a total order
-(`plan`), each written by a Spark job of its own and then noted in a file beside the tables. So one that was killed
-goes on behind its last whole slice, and repeats what it had written of the next one: at least once.
+A replay reads one version of silver, even if the lake grows in the meantime. It is divided into slices of a total order
+(`plan`); each is written by its own Spark job and then recorded in a file next to the tables. So a killed replay
+continues after its last complete slice, and repeats what it had written of the next one: at least once.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from harvester.pipeline.session import clear_errors
 from harvester.pipeline.store import TableStore
 
 DIRECTORY = "replays"
-# A batch of several records that a broker refuses as too large is split by the client, and Spark does not wait for the
-# halves (KAFKA-19479): no batch comes near a topic's limit.
+# The client splits a batch of several records that a broker refuses as too large, and Spark does not wait for the
+# halves (KAFKA-19479): so no batch may come near a topic's limit.
 _FORCED = {"acks": "all", "enable.idempotence": "true", "batch.size": "16384", "compression.type": "none"}
 _LOOK_S = 0.2
-# Slices are read from the table together, up to so many records: one alone may be far less than a file holds.
+# Slices are read from the table together, up to this many records: a single one may be far smaller than a file.
 _READ_RECORDS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """`kafka` has options as Kafka's Java client names them."""
+    """The settings of a run. `kafka`: options of Kafka's Java client."""
 
     lake: str
     kafka: Mapping[str, str]
@@ -43,7 +43,7 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
-    """What a replay has to write of a topic; `first` and `last` are Kafka's times."""
+    """What a replay will write for a topic; `first` and `last` are Kafka's times."""
 
     topic: str
     target: str
@@ -55,7 +55,7 @@ class TopicSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReplaySliceDone:
-    """What a finished slice says: records written so far, of how many, and the rate since this run began."""
+    """The report of a finished slice: records written so far, their total, and the rate since this run began."""
 
     records: int
     total: int
@@ -63,7 +63,7 @@ class ReplaySliceDone:
 
 
 def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgress:
-    """A new replay of the lake as it is now; nothing is stored yet. Raises InputMissing, TableMismatch."""
+    """A new replay of the lake's current version, not stored yet. Raises InputMissing, TableMismatch."""
     with clear_errors("the replay"):
         store = open_store(spark, lake)
         store.header()
@@ -71,20 +71,20 @@ def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgr
 
 
 def load(spark: SparkSession, lake: str, replay: str) -> ReplayProgress:
-    """One that was begun before; InputMissing if the lake knows none of this id, CheckpointMismatch."""
+    """A replay that was begun earlier. Raises InputMissing if there is none with this id, CheckpointMismatch."""
     with clear_errors("the replay"):
         store = open_store(spark, lake)
         store.header()
         file = _file(store, replay)
         text = tables.read_text(spark, file)
     if text is None:
-        hint = f"their ids are the names in {store.beside(DIRECTORY)}"
+        hint = f"the ids of replays are the names of the files in {store.beside(DIRECTORY)}"
         raise InputMissing(f"no replay {replay} in {lake}", hint=hint)
     return plan.from_text(text, file)
 
 
 def preview(spark: SparkSession, lake: str, progress: ReplayProgress) -> list[TopicSummary]:
-    """What is left to write, by topic. Raises PipelineError for a topic that records would come back to."""
+    """What is left to write, by topic. Raises PipelineError for a topic to which records would return."""
     with clear_errors("the replay"):
         rows = tables.collected(plan.summary(_remaining(spark, lake, progress)).orderBy("topic"))
     targets = progress.request.destination.targets([row["topic"] for row in rows])
@@ -101,9 +101,9 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ReplayProgress:
-    """Write what is left, until it is or `stop()`; returns how far it came.
+    """Writes what is left, until the end or `stop()`; returns the progress.
 
-    Raises InputMissing for a topic to write to, BrokerUnavailable, and PipelineError for what ends a slice.
+    Raises InputMissing if a target topic does not exist, BrokerUnavailable, and PipelineError if a slice fails.
     """
     if progress.finished:
         return progress
@@ -119,7 +119,7 @@ def run(
         with clear_errors("the replay"):
             store = open_store(spark, settings.lake)
             _store(store, progress)
-            # The one that the view of the lake makes, whatever the configuration names today.
+            # The header that the lake's view reconstructs, not the one configured now.
             without = store.header() if progress.request.as_new else None
             before, began, due = progress.records, clock(), clock()
             for one, rows in _with_rows(spark, settings, progress, planned):
@@ -140,7 +140,7 @@ def run(
             _store(store, progress)
             return progress
     except PipelineError as error:
-        error.hint = f"--resume {progress.id} goes on behind the last whole slice"
+        error.hint = f"--resume {progress.id} continues after the last complete slice"
         raise
 
 
@@ -152,7 +152,7 @@ def _planned(spark: SparkSession, settings: ReplaySettings, progress: ReplayProg
 def _with_rows(
     spark: SparkSession, settings: ReplaySettings, progress: ReplayProgress, planned: Iterable[ReplaySlice]
 ) -> Iterator[tuple[ReplaySlice, DataFrame]]:
-    """Each slice with its rows, in order; rows are read for several at a time where they are small."""
+    """Each slice with its rows, in order; reads the rows of several small slices together."""
     remaining = _remaining(spark, settings.lake, progress)
     done = dict(progress.done)
     for together in _readings(planned):
@@ -182,7 +182,7 @@ def _readings(planned: Iterable[ReplaySlice]) -> Iterator[list[ReplaySlice]]:
 
 
 def sink_options(kafka: Mapping[str, str]) -> dict[str, str]:
-    """For Spark's Kafka sink: what is asked for, but nothing by which records could be lost or overtake each other."""
+    """Options for Spark's Kafka sink: the given ones, except any that could lose or reorder records."""
     return {f"kafka.{name}": value for name, value in {**kafka, **_FORCED}.items()}
 
 
@@ -193,9 +193,9 @@ def _remaining(spark: SparkSession, lake: str, progress: ReplayProgress) -> Data
 
 
 def _refuse_speculation(spark: SparkSession) -> None:
-    # A second copy of a task would write its records once more, between those of the first.
+    # A speculative copy of a task would write its records again, among those of the original.
     if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
-        raise PipelineError("a replay cannot keep the order of keys with spark.speculation", hint="set it to false")
+        raise PipelineError("a replay cannot preserve the order of keys with spark.speculation", hint="set it to false")
 
 
 def _store(store: TableStore, progress: ReplayProgress) -> None:
