@@ -95,8 +95,11 @@ class Router:
         methods = sorted(method for method, path in self._routes if path == request.path)
         if methods:
             return Response.problem(405, f"{request.path} only accepts {' or '.join(methods)}")
-        paths = dict.fromkeys(path for _, path in self._routes if "." not in path)
-        return Response.text(404, "".join(f"{path}\n" for path in paths))
+        return Response.text(404, "".join(f"{path}\n" for path in self.paths()))
+
+    def paths(self) -> list[str]:
+        """The existing paths, without those of files that a page loads."""
+        return list(dict.fromkeys(path for _, path in self._routes if "." not in path))
 
 
 class HttpServer(threading.Thread):
@@ -270,7 +273,7 @@ def _unasked(response: Response) -> bytes:
 
 
 class WebServer(HttpServer):
-    """Listens on a TCP address, and retries while it is taken: that is no reason for a relay to stop."""
+    """Listens on a TCP address, and retries while it is taken: that is no reason to stop."""
 
     def __init__(
         self,
@@ -297,14 +300,14 @@ class WebServer(HttpServer):
                 listening = self._listen()
             except OSError as error:
                 where = _shown(self._host, self._port)
-                self._trouble(f"cannot listen on {where}: {error.strerror or error}; the relay continues without it")
+                self._trouble(f"cannot listen on {where}: {error.strerror or error}; everything else continues")
                 self.ended.wait(_TRY_AGAIN_S)
                 continue
             with listening:
                 host, port = listening.getsockname()[:2]
                 self.address, self._only_local = _shown(host, port), ipaddress.ip_address(host).is_loopback
                 self._trouble(None)
-                self._say(f"serving http://{self.address}/ and metrics, status, healthz, readyz, leader below it")
+                self._say(f"serving {', '.join(self.router.paths())} on http://{self.address}")
                 self.listening.set()
                 self.serve(listening)
             self.address = None

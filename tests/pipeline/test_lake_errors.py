@@ -1,12 +1,17 @@
-"""What `harvester pipeline lake` says when it cannot start, row by row of the table in docs/pipeline.md; its views.
+"""What `harvester pipeline lake` says when it cannot start, row by row of docs/pipeline.md; views; metrics.
 
 Without Spark or Java, and with a connector that does not fit: test_session.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
+import socket
 import sys
+import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,6 +125,45 @@ def test_the_queries_of_the_page_run_on_the_views_that_are_printed(
     assert found[1][0][0] == "customer-42"
     for name in ("bronze", "deliveries", "current", "history"):
         spark.catalog.dropTempView(name)
+
+
+def test_batches_are_counted_for_prometheus(
+    command: Command, servers: Servers, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic(1, KEPT)
+    sent = [Sent(1), Sent(2), Sent(1), Sent(3, value=b'{"n": "no"}'), Sent(4, headers=()), Sent(2), Sent(2)]
+    Writer(servers.bootstrap).send(topic, sent)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    found, ended = dict[str, float](), threading.Event()
+
+    def scrape() -> None:
+        while not ended.wait(0.05):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics") as answer:
+                text = answer.read().decode()
+                found.update((name, float(value)) for name, value in re.findall(r"^(\w+) (\S+)$", text, re.M))
+
+    scraper = threading.Thread(target=scrape)
+    scraper.start()
+    try:
+        args = ("--topic", topic, "--to", str(tmp_path / "lake"), "--bootstrap", servers.bootstrap)
+        assert command(*args, "--json-schema", f"{topic}=n INT", "--listen", address) == (0, [])
+    finally:
+        ended.set()
+        scraper.join()
+    del found["harvester_lake_last_batch_timestamp_seconds"]
+    assert found.pop("harvester_lake_batch_seconds_sum") > 0
+    counts = {name.removeprefix("harvester_lake_"): value for name, value in found.items() if "_created" not in name}
+    assert counts == {
+        "records_total": 7, "repeats_total": 3, "rejects_total": 2, "batch_seconds_count": 1, "behind_records": 0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("address", ["off", "9464", "localhost:99999"])
+def test_an_address_that_is_none_is_refused(command: Command, address: str) -> None:
+    code, lines = command("--topic", "any", "--to", "/nowhere", "--listen", address)
+    assert code == ExitCode.USAGE
+    assert "--listen" in "".join(lines)
 
 
 def test_what_ends_the_stream_later_is_one_line_too(

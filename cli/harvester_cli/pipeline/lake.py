@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,8 @@ from harvester_cli.options import duration, from_base64, grouped
 from harvester_cli.pipeline import options
 from harvester_cli.pipeline.options import Job, say
 from harvester_cli.signals import stop_on_signal
+
+from harvester.http import lake_metrics
 
 
 @grouped
@@ -56,6 +59,7 @@ def lake(
         str | None,
         typer.Option(metavar="TIME", help="Where a new lake starts: ISO 8601, or a duration before now: 2h."),
     ] = None,
+    listen: options.ListenOption = None,
     *,
     job: Job,
 ) -> None:
@@ -72,7 +76,10 @@ def lake(
         raise typer.BadParameter(f"{', '.join(both)} is also a --topic", param_hint="--retire-topic")
     begin, _ = options.period(start_at, None, "--start-at")
 
-    with job.spark("lake", format_=format_) as spark:
+    with (
+        nullcontext() if listen is None else lake_metrics(listen, say) as metrics,
+        job.spark("lake", format_=format_) as spark,
+    ):
         from harvester.pipeline.lake.job import BatchDone, LakeSettings, run
         from harvester.pipeline.lake.recovery import Recovery
         from harvester.pipeline.lake.silver import from_ddl
@@ -89,8 +96,14 @@ def lake(
         )  # fmt: skip
 
         def tell(done: BatchDone) -> None:
-            behind = "" if done.behind is None else f", {done.behind:,} behind"
-            say(f"batch {done.batch}: {done.records:,} records, {done.per_s:,.0f}/s{behind}")
+            counts = ((done.repeats, "repeats"), (done.rejects, "rejected"), (done.behind, "behind"))
+            others = "".join(f", {count:,} {what}" for count, what in counts if count)
+            say(f"batch {done.batch}: {done.records:,} records, {done.per_s:,.0f}/s{others}")
+            if metrics is not None:
+                metrics.take(
+                    records=done.records, repeats=done.repeats, rejects=done.rejects, seconds=done.seconds,
+                    behind=done.behind,
+                )  # fmt: skip
 
         with stop_on_signal() as stop:
             records = run(spark, settings, stop=stop.is_set, progress=tell, say=say)

@@ -42,6 +42,20 @@ def tables(help_: str, *names: str) -> Any:
     return typer.Option(*names, metavar="DIRECTORY|CATALOG.SCHEMA", parser=place, help=help_)
 
 
+def address(text: str) -> str:
+    """HOST:PORT, as in the setting `http.listen`."""
+    from harvester.config.model import Http
+    from harvester.errors import ConfigurationError
+
+    try:
+        found = Http(listen=text).listen
+    except ConfigurationError as error:
+        raise typer.BadParameter(error.problems[0].message) from error
+    if found == "off":
+        raise typer.BadParameter("must be HOST:PORT")
+    return found
+
+
 SinceOption = Annotated[
     str | None,
     typer.Option("--from", metavar="TIME", help="From this time: ISO 8601, or a duration before now: 2h."),
@@ -57,6 +71,10 @@ FormatOption = Annotated[
 ]
 OnceOption = Annotated[bool, typer.Option("--once", help="Read up to the current ends of the topics, then exit.")]
 EveryOption = Annotated[str, typer.Option("--every", metavar="DURATION", help="How often to begin a batch.")]
+ListenOption = Annotated[
+    str | None,
+    typer.Option("--listen", metavar="HOST:PORT", parser=address, help="Serve metrics for Prometheus at /metrics."),
+]
 CompactOption = Annotated[
     int, typer.Option("--compact-every", min=0, help="Join small files after this many batches; 0: never.")
 ]

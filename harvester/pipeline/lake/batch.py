@@ -60,11 +60,21 @@ def batch_name(number: int) -> str:
     return f"{number:020d}"
 
 
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """How many later deliveries and rejected records or values a batch has written."""
+
+    batch: int
+    repeats: int
+    rejects: int
+
+
 @dataclass(slots=True)
 class LakeBatch:
     """Writes the batches of a lake. `owner` names the checkpoint, which is in the directory `checkpoint`.
 
-    `hit` is called with a name before each write. `require_same` raises if a recreated topic may have been read.
+    `hit` is called with a name before each write, `done` with what a batch has written. `require_same` raises if a
+    recreated topic may have been read.
     `_stored`: the ids that silver has after batch `_number`. `_known`: the incarnations in their table.
     """
 
@@ -74,7 +84,7 @@ class LakeBatch:
     header: str
     payloads: Mapping[str, StructType]
     hit: Callable[[str], None] = lambda _: None
-    done: Callable[[int], None] = lambda _: None
+    done: Callable[[BatchCounts], None] = lambda _: None
     require_same: Callable[[], None] = lambda: None
     _number: int | None = None
     _stored: StoredIds = field(default_factory=StoredIds)
@@ -103,7 +113,7 @@ class LakeBatch:
                 places = self._kept(silver.repeats(bronze, suspects, before), stack)
                 repeated = places.count()
             self._know(found, number)
-            self._append_all(bronze, places if repeated else None, repeated, found, number, again)
+            rejected = self._append_all(bronze, places if repeated else None, repeated, found, number, again)
             if again is not None:
                 at = self.store.at
                 self.store.change(schemas.keep_latest(at("repeats"), at("silver"), batch_name(again)))
@@ -121,7 +131,7 @@ class LakeBatch:
             old = range(number - 2 * _KEPT, number - _KEPT)
             tables.remove(self.store.spark, [ids_file(self.checkpoint, one) for one in old])
         self.hit("lake.end")
-        self.done(number)
+        self.done(BatchCounts(number, repeated, rejected))
 
     def _append_all(
         self,
@@ -131,7 +141,8 @@ class LakeBatch:
         found: silver.BatchOverview,
         number: int,
         again: int | None,
-    ) -> None:
+    ) -> int:
+        """Returns how many rows `rejects` gets."""
         new = silver.without(bronze, places)
         frames = []
         if found.topics:
@@ -140,7 +151,7 @@ class LakeBatch:
         if places is not None:
             # Few of the records read, so a shuffle is cheap.
             frames.append(("repeats", self._rows(silver.at(bronze, places), number).repartition(_files(repeated))))
-        rejected = silver.rejects(bronze) if found.rejected else None
+        rejected, rejects = silver.rejects(bronze) if found.rejected else None, found.rejected
         fresh = new.where("problem IS NULL")
         for topic in sorted(self.payloads.keys() & found.topics):
             payload = self.payloads[topic]
@@ -148,18 +159,19 @@ class LakeBatch:
             bad = silver.bad_payloads(fresh, topic, payload)
             if again is not None:
                 bad = silver.unwritten(bad, [self._since("rejects", again, number)])
-            if found.rejected or not bad.isEmpty():
-                rejected = bad if rejected is None else rejected.unionByName(bad)
+            if misfits := bad.count():
+                rejected, rejects = bad if rejected is None else rejected.unionByName(bad), rejects + misfits
         if rejected is not None:
             rejected = rejected.withColumn("batch", F.lit(batch_name(number)))
-            frames.append(("rejects", rejected.repartition(_files(found.rejected))))
+            frames.append(("rejects", rejected.repartition(_files(rejects))))
         if len(frames) <= 1:
             for frame in frames:
                 self._append(*frame, number)
-            return
+            return rejects
         with ThreadPoolExecutor(len(frames)) as pool:
             for written in [pool.submit(self._append, name, rows, number) for name, rows in frames]:
                 written.result()
+        return rejects
 
     def _rows(self, bronze: DataFrame, number: int) -> DataFrame:
         return silver.deliveries(bronze, self.header).withColumn("batch", F.lit(batch_name(number)))

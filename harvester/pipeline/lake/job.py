@@ -20,7 +20,7 @@ from harvester.pipeline import source, streaming, tables
 from harvester.pipeline.errors import TableMismatch
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import recovery
-from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.batch import BatchCounts, LakeBatch
 from harvester.pipeline.lake.recovery import Recovery
 from harvester.pipeline.lake.silver import payload_table
 from harvester.pipeline.lake.upkeep import Upkeep, fill_in
@@ -54,10 +54,13 @@ class LakeSettings:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The report of a finished batch. `records`: read by it. `behind`: records that the topics have after it."""
+    """What a finished batch did. `behind`: records after it in the partition that is furthest behind, if known."""
 
     batch: int
     records: int
+    repeats: int
+    rejects: int
+    seconds: float
     per_s: float
     behind: int | None
 
@@ -98,8 +101,14 @@ def run(
         hit = failpoints.load().hit
         by_day = ["silver", "repeats", "rejects", *(table.name for table in tables_of.values())]
         upkeep = Upkeep(store, settings.header, by_day, settings.compact_every, settings.fold_s, hit)
+        written: dict[int, BatchCounts] = {}
+
+        def done(counts: BatchCounts) -> None:
+            written[counts.batch] = counts
+            upkeep.after(counts.batch)
+
         batch = LakeBatch(
-            store, where, manifest.owner, settings.header, stored, hit, upkeep.after,
+            store, where, manifest.owner, settings.header, stored, hit, done,
             lambda: recovery.require_same(spark, settings.kafka, manifest),
         )  # fmt: skip
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
@@ -111,9 +120,10 @@ def run(
 
         def take(said: Mapping[str, Any]) -> None:
             nonlocal records
-            done = _done(said)
-            records += done.records
-            progress(done)
+            number = int(said["batchId"])
+            ended = _ended(said, written.pop(number, BatchCounts(number, 0, 0)))
+            records += ended.records
+            progress(ended)
 
         finished = False
         try:
@@ -127,12 +137,15 @@ def run(
         return records
 
 
-def _done(said: Mapping[str, Any]) -> BatchDone:
+def _ended(said: Mapping[str, Any], written: BatchCounts) -> BatchDone:
     sources = said.get("sources") or [{}]
     behind = (sources[0].get("metrics") or {}).get("maxOffsetsBehindLatest")
     return BatchDone(
-        int(said["batchId"]),
+        written.batch,
         int(said["numInputRows"]),
+        written.repeats,
+        written.rejects,
+        said["durationMs"]["triggerExecution"] / 1000,
         float(said.get("processedRowsPerSecond") or 0.0),
         None if behind is None else int(float(behind)),
     )
