@@ -6,7 +6,7 @@ import random
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -29,6 +29,8 @@ from harvester.pipeline.replay import job as replay
 from harvester.pipeline.replay import plan as replay_rows
 from harvester.pipeline.replay.plan import By, Destination, ReplayRate, ReplayRequest, Selection
 from tests.support.consuming import Published, read_topic
+from tests.support.harvested import KEPT, Sent, Writer
+from tests.support.lakes import Lake
 from tests.support.sparks import assert_rows, assert_same_columns
 
 if TYPE_CHECKING:
@@ -317,6 +319,46 @@ def test_without_a_rate_topics_keep_their_names_but_for_a_suffix(
     assert {name for one in written for name, _ in one.headers} == {"mine", replay_rows.HEADER}
     with pytest.raises(PipelineError, match="written back"):
         replay.preview(spark, root, replay.begin(spark, root, ReplayRequest(Selection(), Destination(topic=source))))
+
+
+def test_live_records_follow_a_replay_without_a_gap_and_none_twice(
+    spark: SparkSession, servers: Servers, make_topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lake has repeats behind the last first delivery, and reads on after the replay."""
+    topic, other, target = make_topic(2, KEPT), make_topic(1, KEPT), make_topic(1)
+    writer, lake, file = Writer(servers.bootstrap), Lake(spark, tmp_path / "lake", servers.bootstrap), tmp_path / "csv"
+    lake.folds = False
+    sent = [Sent(number, b"%d" % number, partition=number % 2) for number in range(1, 30)]
+    writer.send(other, [Sent(100, partition=0)])
+    for some in (sent[:10], [*sent[10:20], *(one.again(1) for one in sent[4:8])]):
+        writer.send(topic, some)
+        lake.once(topic, other)
+    monkeypatch.setattr(sessions, "session", lambda *_, **__: nullcontext(spark))
+    line = ["pipeline", "replay", "--lake", lake.address, "--bootstrap", servers.bootstrap, "--topic", topic]
+    line += ["--set", "leader_group_id=test", "--to-topic", target, "--live-offsets", str(file)]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    writer.send(topic, sent[20:])
+    lake.once(topic, other)
+    writer.send(topic, [one.again(2) for one in sent[:2]])
+
+    assert file.read_text() == f"{topic},0,12\n{topic},1,12\n"
+    replayed = read_topic(servers.bootstrap, target)
+    live = [one for one in read_topic(servers.bootstrap, topic) if one.offset >= 12]
+    keys = sorted(int(one.key or b"") for one in [*replayed, *live])
+    assert keys == sorted([*range(1, 30), 1, 2]), "the last two are repeats that came later"
+    refused = CliRunner().invoke(app, [*line, "--until", "1m"])
+    assert "leaves a gap" in str(refused.exception)
+
+
+def test_live_records_of_a_topic_that_was_made_anew_begin_with_its_own(spark: SparkSession) -> None:
+    rows = [
+        row(1, offset=90, batch="1"), row(2, offset=3, batch="2"), row(3, partition=1, offset=80, batch="1"),
+        row(4, topic="payments", offset=7, batch="1"),
+    ]  # fmt: skip
+    again = [row(2, offset=5, batch="2"), row(2, offset=9, batch="3")]
+    found = replay_rows.ends(silver(spark, rows), silver(spark, again), {"orders": "2"})
+    assert sorted(map(tuple, found.collect())) == [("orders", 0, 5), ("payments", 0, 7)]
 
 
 def test_the_header_of_the_lake_is_left_out_whatever_it_is_called_today(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -55,6 +56,12 @@ def replay(
             help="Write this many at a time [default: a second's worth; without --rate 1,000,000].",
         ),
     ] = None,
+    offsets_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--live-offsets", metavar="FILE", help="Write where live records follow: lines TOPIC,PARTITION,OFFSET."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be written.")] = False,
     resume: Annotated[
         str | None, typer.Option(metavar="ID", help="Continue a replay that was begun earlier.")
@@ -80,7 +87,15 @@ def replay(
         request = _request(options.period(since, until), by, topic or [], keys, destination, as_new)
 
     with job.spark("replay", "spark.speculation=false", format_=format_) as spark:
-        from harvester.pipeline.replay.job import ReplaySettings, ReplaySliceDone, begin, load, preview, run
+        from harvester.pipeline.replay.job import (
+            ReplaySettings,
+            ReplaySliceDone,
+            begin,
+            live_offsets,
+            load,
+            preview,
+            run,
+        )
         from harvester.pipeline.replay.plan import ReplayRate
 
         if request is not None:
@@ -88,6 +103,14 @@ def replay(
         else:
             assert resume is not None
             progress = load(spark, lake, resume)
+        if offsets_file is not None:
+            rows = sorted(live_offsets(spark, lake, progress).items())
+            text = "".join(f"{topic},{partition},{offset}\n" for (topic, partition), offset in rows)
+            try:
+                offsets_file.write_text(text, encoding="utf-8")
+            except OSError as error:
+                said = f"{offsets_file} cannot be written: {error.strerror}"
+                raise typer.BadParameter(said, param_hint="--live-offsets") from error
         if dry_run:
             found = preview(spark, lake, progress)
             for one in found:

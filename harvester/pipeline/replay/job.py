@@ -14,13 +14,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from harvester.pipeline import schemas, source, tables
+from harvester.pipeline import schemas, source, streaming, tables
 from harvester.pipeline.errors import InputMissing, PipelineError
 from harvester.pipeline.formats import open_store
+from harvester.pipeline.lake.batch import batch_name
 from harvester.pipeline.replay import plan
 from harvester.pipeline.replay.plan import ReplayProgress, ReplayRate, ReplayRequest, ReplaySlice
 from harvester.pipeline.session import clear_errors
+from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
 
 DIRECTORY = "replays"
@@ -184,6 +187,27 @@ def _readings(planned: Iterable[ReplaySlice]) -> Iterator[list[ReplaySlice]]:
 def sink_options(kafka: Mapping[str, str]) -> dict[str, str]:
     """Options for Spark's Kafka sink: the given ones, except any that could lose or reorder records."""
     return {f"kafka.{name}": value for name, value in {**kafka, **_FORCED}.items()}
+
+
+def live_offsets(spark: SparkSession, lake: str, progress: ReplayProgress) -> dict[Place, int]:
+    """For each partition the first offset after everything that the replay's version of the lake has.
+
+    A consumer that has processed the replay continues there in the original topics: no record is missing, and none
+    comes twice but what harvesters repeat after that. A partition without records is to be read from its beginning.
+    Raises PipelineError for a replay that ends at a time: the records between would be missing.
+    """
+    selection = progress.request.selection
+    if selection.until is not None:
+        raise PipelineError("a replay with --until leaves a gap before the live records", hint="replay without --until")
+    with clear_errors("the live offsets"):
+        store = open_store(spark, lake)
+        silver = spark.sql(f"SELECT * FROM {store.as_of('silver', progress.silver_version)}")
+        logs = streaming.logs_from_text(store.properties("silver").get(tables.TOPICS))
+        since = {topic: batch_name(log.since) for topic, log in logs.items()}
+        found = plan.ends(silver, store.table("repeats"), since)
+        if selection.topics:
+            found = found.where(F.col("topic").isin(*selection.topics))
+        return {(row["topic"], row["partition"]): row["last"] + 1 for row in tables.collected(found)}
 
 
 def _remaining(spark: SparkSession, lake: str, progress: ReplayProgress) -> DataFrame:

@@ -260,6 +260,21 @@ def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: 
     return sent.select("key", "value", F.col("target").alias("topic"), "headers")
 
 
+def ends(silver: DataFrame, repeats: DataFrame, since: Mapping[str, str]) -> DataFrame:
+    """schemas.SILVER and its repeats → (topic, partition, last): the highest offset up to silver's last batch.
+
+    `since`: the batch from which on a topic's records are those of the topic that exists now, not of one that it
+    replaced.
+    """
+    last = silver.select(F.max("batch").alias("_last"))
+    names = ("topic", "partition", "offset", "batch")
+    upto = repeats.select(*names).join(F.broadcast(last), F.col("batch") <= F.col("_last")).select(*names)
+    rows = silver.select(*names).unionByName(upto)
+    for topic, batch in since.items():
+        rows = rows.where((F.col("topic") != topic) | (F.col("batch") >= batch))
+    return rows.groupBy("topic", "partition").agg(F.max("offset").alias("last"))
+
+
 def summary(rows: DataFrame) -> DataFrame:
     """schemas.DELIVERIES → (topic, records, tombstones, first, last), the last two by Kafka's time."""
     return rows.groupBy("topic").agg(
