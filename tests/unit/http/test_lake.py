@@ -15,8 +15,9 @@ PAGE = (Path(__file__).parents[3] / "docs" / "pipeline.md").read_text(encoding="
 
 def scraped(metrics: LakeMetrics) -> dict[str, float]:
     router = metrics.server("127.0.0.1", 0, lambda _: None, lambda _: None).router
-    text = router.answer(Request("GET", "/metrics")).body.decode()
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    body = router.answer(Request("GET", "/metrics")).body
+    assert isinstance(body, bytes)
+    samples = (sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples)
     return {one.name.removeprefix("harvester_lake_"): one.value for one in samples if "le" not in one.labels}
 
 
