@@ -1,8 +1,8 @@
-"""The harvested stream as data, on Apache Spark: jobs that read the topics, and the tables they keep.
+"""Apache Spark jobs that store, audit, fill, replay and measure harvested topics, and the tables they maintain.
 
-The jobs have packages of their own: `lake`, `audit`, `drain`, `replay`, `metrics`; each begins in its module `job`,
-which wires what the others decide. Transforms are pure functions from DataFrame to DataFrame, with explicit schemas.
-Nothing here runs Python on executors: records are touched by expressions of Spark SQL. docs/pipeline.md has the tables.
+Each job is a package: `lake`, `audit`, `drain`, `replay`, `metrics`. Its module `job` is the entry point, which
+connects the decisions of the others. Transforms are pure functions from DataFrame to DataFrame with explicit schemas.
+No Python runs on executors: only Spark SQL expressions process records. docs/pipeline.md describes the tables.
 
 Importing this package does not import PySpark.
 """

@@ -1,4 +1,4 @@
-"""Why a job of the pipeline cannot go on: a branch of the tree in `harvester.errors`."""
+"""The errors of pipeline jobs: a branch of the tree in `harvester.errors`."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from harvester.errors import ExitCode, HarvesterError
 
 
 class PipelineError(HarvesterError):
-    """A job of the pipeline cannot go on; what was written before is whole, and the job can be started again."""
+    """A pipeline job cannot continue; what it has written is consistent, and it can be started again."""
 
 
 class SparkUnavailable(PipelineError):
-    """Spark is not installed, or there is no Java that it runs on."""
+    """Spark, or a Java version that it supports, is not installed."""
 
     exit_code = ExitCode.ENGINE
 
 
 class ConnectorMismatch(PipelineError):
-    """A connector was made for another Spark than the one that is installed."""
+    """A connector was built for another Spark version than the installed one."""
 
     exit_code = ExitCode.CONNECTOR
 
 
 class InputMissing(PipelineError):
-    """A topic that is to be read does not exist, or records of it that were not read exist no more."""
+    """A topic to be read does not exist, or records were removed before they were read."""
 
     exit_code = ExitCode.INPUT
 
 
 class TableMismatch(PipelineError):
-    """A table that is to be written exists with another schema, or was filled by somebody else."""
+    """A table to be written has a different schema, or was filled by another job."""
 
     exit_code = ExitCode.TABLE
 
 
 class CheckpointMismatch(PipelineError):
-    """The checkpoint belongs to another input."""
+    """The checkpoint belongs to other topics or another job, cannot be read, or does not fit its tables."""
 
     exit_code = ExitCode.CHECKPOINT

@@ -1,4 +1,4 @@
-"""Classes of Spark's Java process."""
+"""Looks up classes in Spark's Java process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """Returns a class of the Java process by its full name.
+    """Returns a class by its fully qualified name.
 
-    `_jvm.org.apache.…` would look for each package as a class first, in every jar.
+    `_jvm.org.apache.…` would first search every jar for a class with the name of each package.
     """
     return getattr(spark.sparkContext._jvm, name)

@@ -1,7 +1,7 @@
-"""The configuration's data source, a string for libpq, as PostgreSQL's JDBC driver takes it.
+"""Converts the configuration's data source, a libpq connection string, for PostgreSQL's JDBC driver.
 
-A login never stands in the URL, which Spark shows in plans: Spark keeps the property `password` out of them.
-Where the driver cannot keep what the string promises, it is refused instead of connecting in another way.
+The URL never contains a login, because Spark shows URLs in plans; it hides the property `password`. A string that the
+driver cannot honour is refused, rather than connecting in a different way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harvester.errors import ConfigurationError, Problem
 
 DRIVER = "org.postgresql.Driver"
 
-# libpq's word → the driver's, where the values are the same.
+# libpq's name → the driver's, for parameters whose values are the same.
 _SAME = {
     "application_name": "ApplicationName",
     "channel_binding": "channelBinding",
@@ -43,28 +43,28 @@ _JAVA_KEYS = (".der", ".p12", ".pfx", ".pk8")
 
 @dataclass(frozen=True, slots=True)
 class JdbcSource:
-    """`properties` hold the login; they are left out of what `repr` shows."""
+    """A URL and its `properties`, which contain the login and are hidden from `repr`."""
 
     url: str
     properties: Mapping[str, str] = field(repr=False)
 
     @property
     def options(self) -> dict[str, str]:
-        """For a reader or writer of Spark's format `jdbc`, but for the table."""
+        """All options of Spark's format `jdbc` except the table."""
         return {"url": self.url, "driver": DRIVER, **self.properties}
 
 
 def jdbc_source(dsn: str, defaults: Mapping[str, str] | None = None) -> JdbcSource:
-    """Read a connection string; what it leaves out is taken from `defaults`: those of libpq, so PG… in the environment.
+    """Converts a connection string. `defaults`: for missing parameters; None: libpq's, including PG… variables.
 
-    Raises ConfigurationError, with nothing of the string in it, for a broken one and for what the driver cannot do.
+    Raises ConfigurationError, which does not quote the string, if it is invalid or the driver cannot honour it.
     """
     try:
         given = {name: value for name, value in parse_dsn(dsn).items() if value}
     except ValueError as error:
         raise _refused(str(error)) from None
     if known := [name for name in _NO_COUNTERPART if name in given]:
-        raise _refused(f"has {', '.join(known)}, which PostgreSQL's JDBC driver does not know")
+        raise _refused(f"has {', '.join(known)}, which PostgreSQL's JDBC driver does not support")
     found = {**(_libpq_defaults() if defaults is None else defaults), **given}
     if "host" in given and "hostaddr" not in given:
         found.pop("hostaddr", None)
@@ -73,7 +73,7 @@ def jdbc_source(dsn: str, defaults: Mapping[str, str] | None = None) -> JdbcSour
     if found.get("sslrootcert") == "system":
         del properties["sslrootcert"]
         properties["sslfactory"] = "org.postgresql.ssl.DefaultJavaSSLFactory"
-    # A standby would do for reading, but it may lag: what is judged has to be what was committed.
+    # Reading would also work on a standby, but that may lag behind what was committed.
     attributes = found.get("target_session_attrs", "read-write")
     properties["targetServerType"] = "any" if attributes == "any" else "primary"
     if found.get("load_balance_hosts") == "random":
@@ -90,11 +90,11 @@ def _libpq_defaults() -> dict[str, str]:
 def _hosts(found: Mapping[str, str]) -> str:
     address, name = found.get("hostaddr", ""), found.get("host", "")
     if address and name and found.get("sslmode") == "verify-full":
-        raise _refused("has a hostaddr beside verify-full: PostgreSQL's JDBC driver would check that, not the host")
+        raise _refused("has hostaddr and verify-full: PostgreSQL's JDBC driver would verify the address, not the host")
     hosts = (address or name).split(",")
     if not all(hosts) or any(host.startswith(("/", "@")) for host in hosts):
         raise _refused(
-            "leads to a Unix socket, which PostgreSQL's JDBC driver cannot use", "a host, such as host=localhost"
+            "uses a Unix socket, which PostgreSQL's JDBC driver does not support", "a host, such as host=localhost"
         )
     ports = (found.get("port") or "5432").split(",")
     ports = ports * len(hosts) if len(ports) == 1 else ports
@@ -106,15 +106,15 @@ def _hosts(found: Mapping[str, str]) -> str:
 
 
 def _verified(found: Mapping[str, str]) -> dict[str, str]:
-    """The mode of TLS that keeps what libpq would do."""
+    """The `sslmode` with which the driver verifies what libpq would."""
     if (key := found.get("sslkey")) and not key.endswith(_JAVA_KEYS):
         raise _refused(
-            "has a PEM file as sslkey, which PostgreSQL's JDBC driver does not read", f"one of {', '.join(_JAVA_KEYS)}"
+            "has a PEM file as sslkey, which PostgreSQL's JDBC driver cannot read", f"one of {', '.join(_JAVA_KEYS)}"
         )
     root, mode = found.get("sslrootcert"), found.get("sslmode")
     if root == "system":
         return {"sslmode": "verify-full"}
-    # libpq checks the server's certificate under `require` too once a CA is named; the driver would not.
+    # If a CA is given, libpq verifies the server's certificate under `require` too; the driver does not.
     return {"sslmode": "verify-ca"} if root and mode == "require" else {}
 
 

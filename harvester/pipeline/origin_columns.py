@@ -1,14 +1,13 @@
-"""Kafka's rows → bronze: the harvester's header as columns, by expressions of Spark SQL alone.
+"""Kafka's rows → bronze: decodes the harvester's header into columns, with Spark SQL expressions only.
 
-It is `harvester.origin.decode` once more, byte for byte; a property test keeps the two equal. Where they would differ
-a repeat would pass for new in one place and not in the other.
+Reimplements `harvester.origin.decode`, byte for byte; a property test keeps the two equal. If they differed, one of
+them would take a repeat for a new record.
 
-SQL reads bytes as a number by way of their hexadecimal digits alone, which costs more than everything else that is
-done to a record. Java has a call for it, and code that Spark compiles can call Java: its own encoders of objects are
-made of that. It is no public interface of Spark, so `JavaBytes` is used where it works as known and `SqlBytes`
-elsewhere; the property test holds both equal. Neither needs anything on an executor but Spark. Both read big-endian
-numbers and UUIDs at a position that counts from 0. The bytes have to be there: who asks beyond the end gets an error
-of Java's, or NULL.
+SQL can read bytes as a number only through their hexadecimal digits, which costs more than all other processing of a
+record. Java has a method for it, and the code that Spark generates can call Java methods, as Spark's own object
+encoders do. This is not a public interface of Spark, so `JavaBytes` is used if it works as expected and `SqlBytes`
+otherwise; the property test covers both. Neither requires anything but Spark on executors. Both read big-endian numbers
+and UUIDs at a position counted from 0. Reading beyond the end yields a Java exception, or NULL.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ _UNSIGNED_32 = 0xFFFF_FFFF
 
 
 def fastest_reader(spark: SparkSession) -> ColumnReader:
+    """`JavaBytes` if this version of Spark supports it, otherwise `SqlBytes`."""
     from py4j.protocol import Py4JError
 
     try:
@@ -38,10 +38,10 @@ def fastest_reader(spark: SparkSession) -> ColumnReader:
 
 
 class SqlBytes:
-    """Reads bytes by functions of Spark SQL."""
+    """Reads bytes with Spark SQL functions."""
 
     def signed64(self, raw: Column, at: int) -> Column:
-        """A negative base makes `conv` read 64 bits as signed. try_: of a value that is too short nothing is left."""
+        """A negative base makes `conv` return 64 bits as signed. try_: the digits of a short value may be empty."""
         return F.conv(_hex(raw, at, 8), 16, -10).try_cast("bigint")
 
     def unsigned32(self, raw: Column, at: int) -> Column:
@@ -52,12 +52,12 @@ class SqlBytes:
 
 
 class JavaBytes:
-    """Reads bytes by java.nio.ByteBuffer and java.util.UUID, called from code that Spark compiles."""
+    """Reads bytes with java.nio.ByteBuffer and java.util.UUID, called from the code that Spark generates."""
 
     def __init__(self, spark: SparkSession) -> None:
         from pyspark.sql.classic.column import Column as ClassicColumn
 
-        # Nothing in the Java process has types here. Each name is asked for there, piece by piece: so once.
+        # Untyped: py4j resolves names at run time, part by part in the Java process, so each is looked up once.
         jvm: Any = spark.sparkContext._jvm
         self._column = ClassicColumn
         self._utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
@@ -78,7 +78,7 @@ class JavaBytes:
         return self._as_column(self._long(raw, at))
 
     def unsigned32(self, raw: Column, at: int) -> Column:
-        """ByteBuffer.getInt, which is signed."""
+        """Masks ByteBuffer.getInt, which is signed."""
         found = self._invoke(self._wrapped(raw), "getInt", self._int_kind, F.lit(at))
         return self._as_column(found).cast("bigint").bitwiseAND(F.lit(_UNSIGNED_32))
 
@@ -92,11 +92,11 @@ class JavaBytes:
         return self._invoke(self._wrapped(raw), "getLong", self._long_kind, F.lit(at))
 
     def _wrapped(self, raw: Column) -> Any:
-        # Written out for each number, and made once for all of them: Spark computes equal expressions once.
+        # Repeated for each number, but computed once: Spark eliminates equal subexpressions.
         return self._static(self._buffer_class, self._buffer, "wrap", self._utils.expression(_java(raw)))
 
     def _static(self, owner: Any, kind: Any, method: str, argument: Any) -> Any:
-        # NULL for NULL; may be NULL; the same for the same.
+        # The flags: propagate NULL, may return NULL, deterministic.
         given = self._sequence(argument)
         return self._static_call(owner, kind, method, given, self._empty, True, True, True, self._none)
 
@@ -125,12 +125,12 @@ def _hex(raw: Column, at: int, size: int) -> Column:
 ColumnReader = SqlBytes | JavaBytes
 
 NO_HEADER, UNSOUND, NEWER = "no header", "unsound header", "newer header"
-"""Why a record has no origin; the column `problem`."""
+"""Why a record has no origin: the values of the column `problem`."""
 
-# What a timestamp of Spark and of Parquet holds is wider than what most readers do: years 1 to 9999.
+# Timestamps are limited to the years 1 to 9999: Spark and Parquet accept more, but most readers do not.
 _DAY_US = 86_400_000_000
 _MARK = bytes((0xB5,))
-# Where they stand in the header, by column.
+# The positions of fields in the header, by column.
 _NUMBERS = {"_term": 18, "_low": 34, "_id": 42, "_sequence": 50, "_created": 58}
 _SMALL = {"_lane": 26, "_producer": 30}
 _PLAIN = ("incarnation", "term", "lane", "producer", "id", "sequence")
@@ -139,15 +139,15 @@ _PLAIN = ("incarnation", "term", "lane", "producer", "id", "sequence")
 def bronze_columns(kafka: DataFrame, header: str = origin.HEADER, reader: ColumnReader | None = None) -> DataFrame:
     """schemas.KAFKA → schemas.BRONZE, row for row. Without a sound header the columns of the origin are NULL.
 
-    `problem` says why, and is NULL for a record with an origin. `day` is that of Kafka's timestamp, UTC. `reader`: None
-    for the fastest one.
+    `problem` gives the reason, and is NULL for a record with an origin. `day` is the UTC day of Kafka's timestamp.
+    `reader`: None: the fastest one.
     """
     read = reader or fastest_reader(kafka.sparkSession)
     raw, sound = F.col("_raw"), F.col("_problem").isNull()
-    # Of another length it is not looked into; then zeros are, and are not used.
+    # A header of another length is not decoded: zeros are, and the result is not used.
     whole = F.when(F.length(raw) == origin.SIZE, raw).otherwise(F.lit(bytes(origin.SIZE)))
     found = kafka.withColumn("_raw", _last(header)).withColumn("_whole", whole)
-    # What is looked at more than once, for Spark to compute once.
+    # Columns for values that are used more than once, so that Spark computes them once.
     numbers = found.withColumns(
         {name: read.signed64(F.col("_whole"), at) for name, at in _NUMBERS.items()}
         | {name: read.unsigned32(F.col("_whole"), at) for name, at in _SMALL.items()}
@@ -174,21 +174,21 @@ def bronze_columns(kafka: DataFrame, header: str = origin.HEADER, reader: Column
 
 
 def instant(microseconds: Column) -> Column:
-    """Microseconds since the epoch → timestamp; NULL beyond the years 1 to 9999."""
+    """Microseconds since the epoch → timestamp; NULL outside the years 1 to 9999."""
     return F.when(microseconds.between(schemas.FIRST_US, schemas.LAST_US), F.timestamp_micros(microseconds))
 
 
 def day_of(microseconds: str) -> Column:
-    """Microseconds since the epoch → the day in UTC, whatever the session's time zone is; NULL as in `instant`."""
+    """Microseconds since the epoch → the UTC day, whatever the session's time zone; NULL as in `instant`."""
     inside = f"CASE WHEN {microseconds} BETWEEN {schemas.FIRST_US} AND {schemas.LAST_US} THEN {microseconds} END"
-    # Whole days before they are divided: a double would round, and DIV goes towards zero instead of down.
+    # Reduced to whole days before the division: a double would round, and DIV truncates towards zero.
     days = f"({inside} - pmod({inside}, {_DAY_US}L)) DIV {_DAY_US}L"
     return F.expr(f"date_from_unix_date(CAST({days} AS INT))")
 
 
 def _last(header: str) -> Column:
-    """The value of the last header with this name; the harvester appends its own, so it mostly is the last of all."""
-    # try_: under ANSI rules an index that is not there would end the query.
+    """The value of the last header with this name. It is usually the very last: the harvester appends its own."""
+    # try_: in ANSI mode a missing index would fail the query.
     end = F.try_element_at("headers", F.lit(-1))
     named = F.filter("headers", lambda one: one["key"] == F.lit(header))
     return F.when(end["key"] == F.lit(header), end["value"]).otherwise(F.try_element_at(named, F.lit(-1))["value"])

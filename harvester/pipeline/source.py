@@ -1,4 +1,4 @@
-"""Reads topics through Spark's own Kafka source: the configuration's options for Java's client and its own."""
+"""Reads topics through Spark's Kafka source: converts client options, and queries brokers through its admin client."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ Place = tuple[str, int]
 
 
 def for_java(options: Mapping[str, object]) -> dict[str, str]:
-    """Addresses, TLS with a CA in a PEM file, and SASL with a password; what has no counterpart is left out.
+    """librdkafka's options → those of Kafka's Java client; options without a counterpart are omitted.
 
-    A client's own certificate needs one PEM file with key and chain: give it as ssl.keystore.* of the Java client.
+    Covers addresses, TLS with a CA in a PEM file, and SASL with a password. A client certificate needs one PEM file
+    with key and chain: pass it as the Java client's ssl.keystore.*.
     """
     found = {name: str(options[name]) for name in _SAME if options.get(name) not in (None, "")}
     if _UPPER in found:
         found[_UPPER] = found[_UPPER].upper()
-    # In librdkafka "none" turns the comparison of host names off, in Java an empty text.
+    # "none" disables host name verification in librdkafka, an empty string in Java.
     if found.get("ssl.endpoint.identification.algorithm") == "none":
         found["ssl.endpoint.identification.algorithm"] = ""
     if ca := options.get("ssl.ca.location"):
@@ -54,18 +55,18 @@ def _quoted(value: object) -> str:
 
 _WAIT = {"default.api.timeout.ms": "30000", "request.timeout.ms": "10000"}
 _READING = {
-    # Spark waits at the end of each partition for a fetch that finds nothing any more: for 500 ms, if nobody says less.
+    # At the end of each partition Spark waits for a fetch that returns nothing: for 500 ms by default.
     "fetch.max.wait.ms": "10",
-    # The next fetch is sent when all of the one before is taken, so few large ones wait less than many small ones.
+    # The next fetch is sent when the previous one is consumed, so a few large ones wait less than many small ones.
     "max.partition.fetch.bytes": str(4 * 2**20),
     "max.poll.records": "2000",
 }
 
 
 def options(kafka: Mapping[str, str]) -> dict[str, str]:
-    """For Spark's Kafka source: committed records with their headers, an error for what was removed meanwhile.
+    """Options for Spark's Kafka source: committed records with headers, and an error if records were removed.
 
-    `kafka` has options as Kafka's Java client names them, and may say otherwise about all but the isolation.
+    `kafka`: options of Kafka's Java client, which override all defaults except the isolation level.
     """
     client = {**_READING, **kafka, "isolation.level": "read_committed"}
     return {f"kafka.{name}": value for name, value in client.items()} | {
@@ -75,9 +76,9 @@ def options(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def stream(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str], most: int) -> DataFrame:
-    """Every committed record from the beginning, as schemas.KAFKA; `most` of them in a batch.
+    """Every committed record from the beginning, as schemas.KAFKA; at most `most` in a batch.
 
-    Records that the checkpoint goes on from and Kafka no longer has end the stream: silence would be loss.
+    The stream fails if Kafka has removed records with which the checkpoint continues, instead of skipping them.
     """
     range_ = {"subscribe": ",".join(topics), "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(most)}
     return spark.readStream.format("kafka").options(**options(kafka), **range_).load()
@@ -89,7 +90,7 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # Uuid.ZERO_UUID
 
 @dataclass(frozen=True, slots=True)
 class TopicAdmin:
-    """Kafka's admin client for Java, by way of py4j: what it says of topics and their partitions."""
+    """Queries topics and their partitions through Kafka's Java admin client, over py4j."""
 
     _java: Callable[[str], Any]
     _client: Any
@@ -99,33 +100,33 @@ class TopicAdmin:
         return set(self._client.listTopics().names().get())
 
     def ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Kafka's own ids of those that exist; none from brokers before 2.8, which have no ids."""
+        """Kafka's ids of the existing ones of these topics; empty for brokers before 2.8, which have no ids."""
         found = self._client.listTopics().namesToListings().get()
         there = {topic: found.get(topic) for topic in topics}
         ids = {topic: str(one.topicId().toString()) for topic, one in there.items() if one is not None}
         return {topic: one for topic, one in ids.items() if one != _NO_ID}
 
     def places(self, topics: Iterable[str]) -> list[Place]:
-        """The partitions of topics that exist."""
+        """The partitions of these topics, all of which must exist."""
         described = self._client.describeTopics(list(topics)).allTopicNames().get()
         return [(topic, info.partition()) for topic in topics for info in described[topic].partitions()]
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Where their logs begin."""
+        """The first offsets of their logs."""
         return self._offsets(places, self._java(f"{_ADMIN}.OffsetSpec").earliest())
 
     def latest(self, places: Iterable[Place], *, committed: bool = False) -> dict[Place, int]:
-        """Where they end; `committed`: what stands before open transactions alone."""
+        """The end offsets of their logs; `committed`: only up to the first open transaction."""
         return self._offsets(places, self._java(f"{_ADMIN}.OffsetSpec").latest(), committed=committed)
 
     def since(self, places: Iterable[Place], since: datetime, end: Mapping[Place, int]) -> dict[Place, int]:
-        """The first offsets with this timestamp, or a later one; where there are none, those of `end`."""
+        """The first offsets with this or a later timestamp, capped at those of `end`; where there are none, `end`."""
         spec = self._java(f"{_ADMIN}.OffsetSpec").forTimestamp(int(since.timestamp() * 1000))
         found = self._offsets(places, spec)
         return {place: end[place] if offset < 0 else min(offset, end[place]) for place, offset in found.items()}
 
     def compacted(self, topics: Iterable[str]) -> tuple[str, ...]:
-        """Those of them that are compacted."""
+        """The compacted ones of these topics."""
         kind = self._java(f"{_COMMON}.config.ConfigResource")
         topic_type = self._java(f"{_COMMON}.config.ConfigResource$Type").TOPIC
         named = {topic: kind(topic_type, topic) for topic in topics}
@@ -147,7 +148,7 @@ class TopicAdmin:
 
 @contextmanager
 def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterator[TopicAdmin]:
-    """What the client raises becomes a BrokerUnavailable that names `wanted`."""
+    """An admin client. Turns its errors into BrokerUnavailable with `wanted`, such as "topics", in the message."""
     from py4j.protocol import Py4JJavaError
 
     java = partial(java_class, spark)
@@ -168,12 +169,12 @@ def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterato
 
 
 def require_topics(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str]) -> None:
-    """Raises InputMissing, which names the topics that do not exist, or BrokerUnavailable."""
+    """Raises InputMissing, naming the topics that do not exist, or BrokerUnavailable."""
     with admin(spark, kafka, "topics") as client:
         found = client.names()
     if missing := [topic for topic in topics if topic not in found]:
         raise InputMissing(
             f"no topic {', '.join(missing)} at {kafka.get('bootstrap.servers')}",
-            hint="a topic comes with the harvester's first record for it, or is made beforehand;"
-            " a lake lets one go by --retire-topic",
+            hint="create it, or let the harvester publish its first record; `lake --retire-topic` drops a topic from a"
+            " lake",
         )

@@ -1,1 +1,1 @@
-"""The job `audit`: docs/pipeline-audit.md. `job` is where it begins."""
+"""The job `audit`: docs/pipeline-audit.md. `job` is the entry point."""

@@ -1,1 +1,1 @@
-"""The job `drain`: docs/pipeline-drain.md. `job` is where it begins."""
+"""The job `drain`: docs/pipeline-drain.md. `job` is the entry point."""

@@ -1,1 +1,1 @@
-"""The job `lake`: docs/pipeline.md. `job` is where it begins."""
+"""The job `lake`: docs/pipeline.md. `job` is the entry point."""

@@ -1,1 +1,1 @@
-"""The job `metrics`: docs/pipeline-metrics.md. `job` is where it begins."""
+"""The job `metrics`: docs/pipeline-metrics.md. `job` is the entry point."""

@@ -1,1 +1,1 @@
-"""The job `replay`: docs/pipeline-replay.md. `job` is where it begins."""
+"""The job `replay`: docs/pipeline-replay.md. `job` is the entry point."""
