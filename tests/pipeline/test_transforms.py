@@ -292,9 +292,9 @@ def test_no_value_stops_the_stream(spark: SparkSession, batch: list[bytes]) -> N
 @pytest.mark.parametrize(
     ("ddl", "said"),
     [
-        ("total", "no list of columns"), ("total WHAT", "no list of columns"), ("", "no list of columns"),
-        ("_corrupt_record STRING", "Spark's own"), ("`order id` INT", "'order id' is no name of a column"),
-        ("items ARRAY<STRUCT<`a;b`: INT>>", "'a;b' is no name"), ("total INT, Total INT", "the same to Spark"),
+        ("total", "not a list of columns"), ("total WHAT", "not a list of columns"), ("", "not a list of columns"),
+        ("_corrupt_record STRING", "by Spark"), ("`order id` INT", "'order id' cannot be a column name"),
+        ("items ARRAY<STRUCT<`a;b`: INT>>", "'a;b' cannot be"), ("total INT, Total INT", "the same to Spark"),
     ],
 )  # fmt: skip
 def test_a_schema_that_is_none_is_told(spark: SparkSession, ddl: str, said: str) -> None:

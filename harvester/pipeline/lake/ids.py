@@ -1,13 +1,13 @@
-"""Which ids of a batch the lake already has, decided from sets of ids alone.
+"""Decides which ids of a batch the lake already has, from sets of ids alone. Pure.
 
-A batch is described by *words*: for each incarnation and each stretch of 64 ids, one bit for an id that occurs, another
-for one that occurs an odd number of times, and how many records there are. What silver holds is a `SeenIds`, the set
-that an inbox keeps of what it has processed: where ids are dense that is one interval, however many there are. It is
-exact, so a repeat from years ago is found like one beside its record, and nothing is assumed about who sent it. Two
-deliveries of a record may bear the same number of the same producer: a retry keeps its own.
+A batch is described by *words*: for each incarnation and each stretch of 64 ids, one bit for each id that occurs,
+another for each that occurs an odd number of times, and the number of records. The ids in silver are kept as `SeenIds`,
+the set in which an inbox keeps what it has processed: if ids are dense, it is a single interval, however many there
+are. It is exact, so a repeat from years ago is found like a recent one, and nothing is assumed about its sender.
+Sequence numbers could not replace it: a retry keeps its number, so two deliveries of a record may have the same one.
 
-The set is bounded. What it drops lies at or below a *floor*, of which the table has to be asked. Where nothing is
-remembered, such as of tables that an earlier version filled, the floor is the highest id that they have.
+The set is bounded. The ids that it drops lie at or below a *floor*; for ids up to there, the table is queried. If there
+is no set, as for tables that an earlier version filled, the floor is their highest id.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from harvester.idempotence.seen import SeenIds
 _BITS = 64
 _ALL = 2**64 - 1
 MOST_INTERVALS = 100_000
-"""Of all incarnations together: a few megabytes in memory, and in the file that is written with each batch."""
+"""For all incarnations together: a few megabytes in memory, and in the file written with each batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """The ids from 64 × `at` on, of records of a batch: bit i is the id 64 × `at` + i. `records` have one of them."""
+    """The ids of a batch in one stretch of 64: bit i stands for the id 64 × `at` + i.
+
+    `ids`: those that occur; `odd`: those that occur an odd number of times; `records`: how many records have them.
+    """
 
     at: int
     ids: int
@@ -38,7 +41,7 @@ class Word:
 
     @property
     def repeated(self) -> int:
-        """A superset of the ids that occur more than once, and exact unless one does three times."""
+        """A superset of the ids that occur more than once; exact unless an id occurs more than twice."""
         twice = self.ids & ~self.odd
         return twice if self.records == self.ids.bit_count() + twice.bit_count() else self.ids
 
@@ -48,9 +51,10 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Ids of a word of which not every record is new.
+    """The ids of a word with a record that is not new, or may not be.
 
-    `known`: silver has them. `asked`: it may, so the table has to be asked. The others are several times in the batch.
+    `known`: silver has them. `asked`: it may have them, so the table must be queried. The others are repeated within
+    the batch.
     """
 
     incarnation: UUID
@@ -62,13 +66,13 @@ class Suspects:
 
 @dataclass(slots=True)
 class StoredIds:
-    """The ids that silver has: `seen` above the floor of their incarnation, and any at or below it."""
+    """The ids in silver: above the floor of their incarnation exactly `seen`, at or below it possibly any."""
 
     seen: SeenIds = field(default_factory=SeenIds)
     floors: dict[UUID, int] = field(default_factory=dict)
 
     def matching(self, incarnation: UUID, word: Word) -> tuple[int, int]:
-        """Of the ids of a word those that are stored, and those of which the table has to be asked."""
+        """The bits of a word's ids that are stored, and of those for which the table must be queried."""
         first, last = word.at * _BITS, word.at * _BITS + _BITS - 1
         known = asked = 0
         for low, high in self.seen.overlapping(incarnation, first, last):
@@ -78,12 +82,12 @@ class StoredIds:
         return known & word.ids, asked & ~known & word.ids
 
     def highest(self, incarnation: UUID) -> int | None:
-        """Above this id all is new; None where everything is."""
+        """The id above which every id is new; None if every id is."""
         ends = (self.seen.highest(incarnation), self.floors.get(incarnation))
         return max((end for end in ends if end is not None), default=None)
 
     def add(self, batch: BatchIds, most: int = MOST_INTERVALS) -> None:
-        """Add a batch. Beyond so many intervals the lowest are dropped, half of all at once, below a higher floor."""
+        """Adds a batch. Beyond `most` intervals, drops the lowest, down to half of `most`, and raises the floors."""
         for incarnation, words in batch.words.items():
             for first, last in _runs(words):
                 self.seen.add_range(incarnation, first, last)
@@ -103,11 +107,11 @@ class StoredIds:
 
     @classmethod
     def from_text(cls, text: str) -> StoredIds:
-        """Read `to_text`; CorruptSeenIds for anything else."""
+        """The inverse of `to_text`; raises CorruptSeenIds for anything else."""
         try:
             stored = json.loads(text)
             if stored["version"] != 1:
-                raise CorruptSeenIds(f"they have version {stored['version']}, this harvester knows 1")
+                raise CorruptSeenIds(f"they have version {stored['version']}, not 1")
             floors = {UUID(incarnation): int(floor) for incarnation, floor in stored["floors"].items()}
             return cls(SeenIds.from_bytes(base64.b64decode(stored["seen"], validate=True)), floors)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -116,19 +120,19 @@ class StoredIds:
 
 @dataclass(slots=True)
 class BatchIds:
-    """The words of a batch by incarnation, each stretch once."""
+    """The words of a batch, by incarnation and position."""
 
     words: dict[UUID, dict[int, Word]] = field(default_factory=dict)
 
     def add(self, incarnation: UUID, words: Iterable[Word]) -> None:
-        """More of them, such as those of another topic."""
+        """Adds words, such as those of another topic, to the existing ones of the same positions."""
         ours = self.words.setdefault(incarnation, {})
         for word in words:
             found = ours.get(word.at)
             ours[word.at] = word if found is None else found + word
 
     def suspects(self, stored: StoredIds) -> list[Suspects]:
-        """What may not be new, given what silver holds without this batch; of all others each record is."""
+        """The ids that may not be new, given those in silver before this batch; all other records are new."""
         found = []
         for incarnation, words in self.words.items():
             highest = stored.highest(incarnation)
@@ -146,7 +150,7 @@ def _bits(first: int, last: int) -> int:
 
 
 def _runs(words: Mapping[int, Word]) -> Iterator[tuple[int, int]]:
-    """The ids as intervals, ascending; neighbours of full words are one."""
+    """The ids as ascending intervals, joined across words."""
     run: tuple[int, int] | None = None
     for at in sorted(words):
         for first, last in _pieces(words[at].ids):

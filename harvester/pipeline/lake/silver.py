@@ -1,6 +1,6 @@
 """Decoded records → the rows of each table: every (incarnation, id) once, its repeats, JSON values as columns, rejects.
 
-The batch's ids are counted by stretches of 64, which Spark does by numbers alone; `ids` decides from them. ADR 24.
+Spark summarises the batch's ids in stretches of 64, as bits and counts, from which `ids` decides what is new (ADR 24).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _REJECTS = [name for name in schemas.REJECTS.names if name != "batch"]
 
 
 def deliveries(bronze: DataFrame, header: str) -> DataFrame:
-    """schemas.BRONZE → schemas.SILVER but for `batch`, with all repeats: every record that has an origin.
+    """schemas.BRONZE → schemas.SILVER without `batch`: every record that has an origin, including all repeats.
 
-    `day` is that of the row's creation, 1970-01-01 if no calendar has it. It comes from the header, so repeats have
-    the same however late they come. The harvester's own header is left out where it is the last one, as it mostly is;
-    the view makes it again.
+    `day` is the day of the row's creation, 1970-01-01 if it is outside the calendar. It comes from the header, so a
+    late repeat has the same one. The harvester's own header is omitted if it is the last one, as it usually is; the
+    view reconstructs it.
     """
     others = "CASE WHEN size(headers) > 1 THEN slice(headers, 1, size(headers) - 1) END"
     last = f"try_element_at(headers, -1).key = {schemas.text(header)}"
@@ -59,9 +59,9 @@ def deliveries(bronze: DataFrame, header: str) -> DataFrame:
 
 @dataclass(slots=True)
 class BatchOverview:
-    """What there is in a batch: the topics and ids of the records with an origin, and how many others there are.
+    """The content of a batch: the number of records, the topics and ids of those with an origin.
 
-    `since_us`: when each incarnation was first seen in it, by Kafka's clock.
+    `rejected`: records without an origin. `since_us`: each incarnation's earliest timestamp in Kafka.
     """
 
     records: int = 0
@@ -74,8 +74,7 @@ class BatchOverview:
 def overview(bronze: DataFrame) -> DataFrame:
     """schemas.BRONZE → a row for each topic and incarnation, with the words of its ids (`ids.Word`).
 
-    `ids` are of all words, `other` are the positions of those in which an id is repeated, with the bits of what occurs
-    an odd number of times and the number of records. Few are, as a rule.
+    `at` and `ids` list all words. `other` lists only those with a repeated id, usually few, as (at, odd, records).
     """
     bit = "shiftleft(1L, CAST(id & 63L AS INT))"
     words = bronze.groupBy("topic", "incarnation", F.expr("shiftright(id, 6) AS at")).agg(
@@ -94,7 +93,7 @@ def overview(bronze: DataFrame) -> DataFrame:
 
 
 def summed_up(rows: Iterable[Any]) -> BatchOverview:
-    """Of the rows of `overview`."""
+    """The rows of `overview` → what the batch contains."""
     found = BatchOverview()
     for row in rows:
         found.records += row["records"]
@@ -116,15 +115,15 @@ def summed_up(rows: Iterable[Any]) -> BatchOverview:
 
 
 def created_day() -> Column:
-    """The day that silver is partitioned by, of `created_us`."""
+    """The day of `created_us`, by which silver is partitioned."""
     return F.coalesce(day_of("created_us"), F.expr(f"DATE'{_NO_DAY}'"))
 
 
 def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) -> DataFrame:
     """schemas.BRONZE → (topic, partition, offset) of every record that is not the first delivery of its id.
 
-    `stored` has silver's rows without this batch's. Of them no more is read than ids that were asked for may be in:
-    nothing, unless there are any.
+    `stored`: silver's rows without those of this batch. Reads only the part that may contain `asked` ids: nothing if
+    there are none.
     """
     listed = list(suspects)
     rows = [
@@ -156,12 +155,12 @@ def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) 
 
 
 def local(spark: SparkSession, rows: Sequence[Mapping[str, Any]], columns: str) -> DataFrame:
-    """A few rows of this process as a frame. `createDataFrame` would need Python where the executors are."""
+    """A frame of a few rows from this process. `createDataFrame` would require Python on the executors."""
     return spark.range(1).select(F.inline(F.from_json(F.lit(json.dumps(rows)), f"array<struct<{columns}>>")))
 
 
 def incarnations(spark: SparkSession, since_us: Mapping[str, int]) -> DataFrame:
-    """schemas.INCARNATIONS: when each was first seen."""
+    """The times at which incarnations were first seen, as schemas.INCARNATIONS."""
     rows = [{"incarnation": name, "us": us} for name, us in since_us.items()]
     return local(spark, rows, "incarnation string, us bigint").select(
         "incarnation", F.timestamp_micros("us").alias("since")
@@ -173,14 +172,14 @@ def _signed(bits: int) -> int:
 
 
 def unwritten(bronze: DataFrame, stored: Iterable[DataFrame]) -> DataFrame:
-    """The rows of schemas.BRONZE whose records are in none of these tables."""
-    # A topic that was made anew has the same offsets, at other times.
+    """The rows of schemas.BRONZE whose records are in none of the tables `stored`."""
+    # A recreated topic has the same offsets, at different times.
     place = [*_PLACE, "timestamp"]
     return bronze.join(reduce(DataFrame.unionByName, (rows.select(*place) for rows in stored)), place, "left_anti")
 
 
 def without(rows: DataFrame, places: DataFrame | None) -> DataFrame:
-    """The rows but for the records at these (topic, partition, offset). None, which is usual, costs nothing."""
+    """The rows except those at these (topic, partition, offset). None, the usual case, costs nothing."""
     return rows if places is None else rows.join(F.broadcast(places), [*_PLACE], "left_anti")
 
 
@@ -190,7 +189,7 @@ def at(rows: DataFrame, places: DataFrame) -> DataFrame:
 
 
 def rejects(bronze: DataFrame) -> DataFrame:
-    """schemas.BRONZE → schemas.REJECTS but for `batch`: the records that silver cannot have: nothing names them."""
+    """schemas.BRONZE → schemas.REJECTS without `batch`: the records without an origin, which silver cannot hold."""
     rows = bronze.where(F.col("problem").isNotNull()).withColumns(
         {"reason": F.col("problem"), "detail": F.lit(None).cast("string")}
     )
@@ -201,31 +200,31 @@ _CORRUPT = "_corrupt_record"
 _NAMING = ("day", "incarnation", "id", "created_at", "key", "tombstone")
 _AWKWARD = re.compile(r"[^A-Za-z0-9_-]")
 _REFUSED = " ,;{}()\n\t="
-"""What no name of a column may have in Delta, which would say so when the checkpoint is claimed already."""
+"""Characters that Delta does not accept in column names, checked before the checkpoint is claimed."""
 
 
 def from_ddl(text: str) -> StructType:
-    """A schema from `total INT, customer STRING`; ValueError says what is wrong. Needs a running Spark."""
+    """Parses a schema such as `total INT, customer STRING`; needs a running Spark. Raises ValueError."""
     try:
         found: object = StructType.fromDDL(text)
     except PySparkException as error:
-        raise ValueError(f"{text!r} is no list of columns: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{text!r} is not a list of columns: {str(error).splitlines()[0]}") from error
     if not isinstance(found, StructType) or not found.names:
-        raise ValueError(f"{text!r} is no list of columns")
+        raise ValueError(f"{text!r} is not a list of columns")
     if _CORRUPT in found.names:
-        raise ValueError(f"{_CORRUPT} is a name of Spark's own")
+        raise ValueError(f"{_CORRUPT} is reserved by Spark")
     for names in _names(found):
         if strange := [name for name in names if set(name) & set(_REFUSED)]:
             raise ValueError(
-                f"{strange[0]!r} is no name of a column: Delta takes no blanks and none of ,;{{}}()= in it"
+                f"{strange[0]!r} cannot be a column name: Delta accepts no white space and none of ,;{{}}()="
             )
         if len({name.lower() for name in names}) < len(names):
-            raise ValueError(f"{', '.join(names)}: two of these names are the same to Spark")
+            raise ValueError(f"{', '.join(names)}: two of these names are the same to Spark, which ignores case")
     return found
 
 
 def _names(kind: DataType) -> Iterator[list[str]]:
-    """Those of each struct within a type."""
+    """The field names of each struct within a type."""
     if isinstance(kind, StructType):
         yield kind.names
         for one in kind:
@@ -237,7 +236,7 @@ def _names(kind: DataType) -> Iterator[list[str]]:
 
 
 def payload_table(topic: str, payload: StructType) -> Table:
-    """Where the values of a topic go; the payload's columns stand in `data`, so that no name can collide."""
+    """The table for a topic's values. The payload's columns are in the struct `data`, so that names cannot collide."""
     fields = [field for field in schemas.DELIVERIES if field.name in _NAMING]
     fields.sort(key=lambda field: _NAMING.index(field.name))
     safe = _AWKWARD.sub(lambda found: f"%{ord(found[0]):02x}", topic)
@@ -245,14 +244,14 @@ def payload_table(topic: str, payload: StructType) -> Table:
 
 
 def expanded(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
-    """schemas.BRONZE → the columns of `payload_table`: the topic's rows whose value fits; a tombstone has no data."""
+    """schemas.BRONZE → the columns of `payload_table`: the topic's rows whose value fits; NULL data for a tombstone."""
     rows = _parsed(bronze, topic, payload).where(~_bad(payload))
     data = F.struct(*(F.col("_data")[name].alias(name) for name in payload.names))
     return rows.withColumn("data", F.when(~F.col("tombstone"), data)).select(*_NAMING, "data")
 
 
 def bad_payloads(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
-    """schemas.BRONZE → schemas.REJECTS but for `batch`: the topic's rows whose value is no JSON of this schema."""
+    """schemas.BRONZE → schemas.REJECTS without `batch`: the topic's rows whose value is not JSON of this schema."""
     rows = _parsed(bronze, topic, payload).where(_bad(payload))
     found = rows.withColumns(
         {
@@ -283,7 +282,7 @@ def _parsed(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
 
 
 def _bad(payload: StructType) -> Column:
-    """A condition on `_parsed`: no value of this schema, or one of which Spark has made another."""
+    """A condition on `_parsed`: the value does not fit this schema, or Spark has altered it while parsing."""
     wrong = [F.expr(f"_data IS NULL OR _data.{_CORRUPT} IS NOT NULL")]
     for column, test in (("_data", _beyond), ("_probe", _altered)):
         if (found := _somewhere(F.col(column), payload, test)) is not None:
@@ -291,15 +290,15 @@ def _bad(payload: StructType) -> Column:
     return ~F.col("tombstone") & reduce(or_, wrong)
 
 
-# Spark rounds a number with more decimals than its column has. Of a number for a time it takes the seconds times a
-# million, whatever that comes to: beyond 9.2e12 the product wraps. So each is read once more, as the value has it.
+# Spark rounds a number with more decimals than its column. A number for a timestamp is taken as seconds and multiplied
+# by a million, which overflows silently beyond 9.2e12. So such values are also parsed as they are written.
 
 _HUGE = "^-?[0-9]{13,}$"
-"""Seconds behind the year 9999, before the product wraps."""
+"""Seconds with 13 or more digits: after the year 9999, whether or not the product overflows."""
 
 
 def _probe(kind: DataType) -> DataType | None:
-    """The type by which `_altered` sees what stands in a value of this one; None where there is nothing to see."""
+    """The type as which to parse a value of this type for `_altered`; None if Spark cannot alter it."""
     if isinstance(kind, DecimalType):
         return _finer(kind)
     if isinstance(kind, TimestampType):
@@ -317,19 +316,19 @@ def _probe(kind: DataType) -> DataType | None:
 
 
 def _finer(kind: DecimalType) -> DecimalType:
-    """With as many decimals as there is room for beside its digits; 19 more at least, though large numbers may lack."""
+    """With as many decimals as fit beside its integer digits; at least 19 more, even if large numbers then overflow."""
     return DecimalType(38, max(38 - kind.precision + kind.scale, min(38, kind.scale + 19)))
 
 
 def _altered(probe: Column, kind: DataType) -> Column | None:
     if isinstance(kind, DecimalType):
-        # try_: of what has no room nothing is left, which is another value as well.
+        # try_: a number that does not fit becomes NULL, which differs as well.
         return ~probe.eqNullSafe(probe.try_cast(kind).try_cast(_finer(kind)))
     return probe.rlike(_HUGE) if isinstance(kind, TimestampType) else None
 
 
 def _beyond(value: Column, kind: DataType) -> Column | None:
-    """Times that most readers of a table cannot have."""
+    """Whether a time is outside the range of most readers of a table; None for other types."""
     if isinstance(kind, TimestampType):
         return ~F.unix_micros(value).between(schemas.FIRST_US, schemas.LAST_US)
     if isinstance(kind, DateType | TimestampNTZType):
@@ -338,7 +337,7 @@ def _beyond(value: Column, kind: DataType) -> Column | None:
 
 
 def _somewhere(value: Column, kind: DataType, test: Callable[[Column, DataType], Column | None]) -> Column | None:
-    """A condition, never NULL: the test holds of a value within this one. None where it is none for these types."""
+    """Whether the test holds for some value within this one, never NULL. None if it applies to none of its types."""
     if isinstance(kind, StructType):
         found = [_somewhere(value[one.name], one.dataType, test) for one in kind]
         some = [one for one in found if one is not None]

@@ -1,9 +1,9 @@
-"""Counts by window, from schemas.BRONZE, and the table `metrics`, whose windows `throughput` joins to hours.
+"""Counts records by window, and derives the tables `metrics` and `metrics_keys`; `throughput` aggregates hours.
 
-What a stream has to keep until a window closes are counts by (window, topic, lane, key, latency): they add up,
-whatever comes in which batch, and everything that is said of a window follows from them. Latencies are counted in the
-buckets of `harvester.telemetry.latency`, so windows can be joined without losing more than the buckets did;
-percentiles alone could not.
+Until a window closes, a stream keeps only counts by (window, topic, lane, key, latency): they can be added up across
+batches, and all figures of a window follow from them. Latencies are counted in the buckets of
+`harvester.telemetry.latency`, so that windows can be combined without further loss of precision, which percentiles
+could not.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _LAST = int(math.log(HIGHEST_MS / LOWEST_MS) * _PER_LOG)
 
 
 def counts(bronze: DataFrame, window_s: int, *, keys: bool = True) -> DataFrame:
-    """schemas.BRONZE → COUNTS; the same on a stream, which gives a window's once its watermark has passed the end.
+    """schemas.BRONZE → COUNTS. A stream emits a window's counts when its watermark has passed the window's end.
 
-    `bytes` are those of key and value. Without an origin a record has neither lane nor latency; without `keys` its
-    key is not told apart, and what has to be kept does not grow with their number.
+    `bytes`: of keys and values. A record without an origin has neither lane nor latency. `keys` False: keys are not
+    distinguished, so that the stream's state does not grow with their number.
     """
-    # try_: the header may say any time, and under ANSI rules an overflow would end the query.
+    # try_: the header may contain any time, and in ANSI mode an overflow would fail the query.
     latency_us = F.try_subtract(F.unix_micros("timestamp"), F.col("created_us"))
     rows = bronze.withColumns({"_latency_us": latency_us, "_bucket": bucket(latency_us)})
     window = F.window("timestamp", f"{window_s} seconds").alias("window")
@@ -68,11 +68,11 @@ def counts(bronze: DataFrame, window_s: int, *, keys: bool = True) -> DataFrame:
 
 
 def windows(closed: DataFrame) -> DataFrame:
-    """COUNTS → METRICS: a row for each window and topic. `keys` and `hottest_…` are NULL where no keys were counted.
+    """COUNTS → METRICS: a row for each window and topic. `keys` and `hottest_…` are NULL if no keys were counted.
 
-    Of keys with as many records the highest is the hottest. `max_ms` is exact; percentiles are as exact as buckets.
+    Among keys with equally many records the highest is the hottest. `max_ms` is exact, percentiles as exact as buckets.
     """
-    # Sums by lane, by bucket and by key at once; each row says by which, and has NULL in the other two.
+    # Sums by lane, by bucket and by key in one pass; `_no_…` tells which, and the other two columns are NULL.
     by = {name: [*_PLACE, name] for name in ("lane", "bucket", "key")}
     sums = closed.groupingSets(list(by.values()), *_PLACE, *by).agg(
         F.sum("records").alias("records"),
@@ -110,13 +110,13 @@ def windows(closed: DataFrame) -> DataFrame:
 
 
 def top_keys(closed: DataFrame, most: int) -> DataFrame:
-    """COUNTS → KEYS: of each window and topic the `most` keys with the most records; shares are of all its records."""
+    """COUNTS → KEYS: the `most` most frequent keys of each window and topic, with their shares of all its records."""
     window = Window.partitionBy(*_PLACE)
     sums = closed.groupBy(*_PLACE, "key").agg(F.sum("records").alias("records"))
     ranked = sums.withColumns(
         {
             "share": F.col("records") / F.sum("records").over(window),
-            # The records without a key come last, as one that is left out.
+            # Records without a key are sorted last, and omitted below.
             "rank": F.row_number().over(window.orderBy(F.isnull("key"), F.desc("records"), F.desc("key"))),
         }
     )
@@ -125,13 +125,13 @@ def top_keys(closed: DataFrame, most: int) -> DataFrame:
 
 
 def late(kafka: DataFrame, window_s: int, watermark_ms: int) -> DataFrame:
-    """schemas.KAFKA → (topic, records): those whose window a watermark has closed, none for the other topics."""
+    """schemas.KAFKA → (topic, records): the records whose window a watermark has closed; no row for other topics."""
     end = F.window("timestamp", f"{window_s} seconds")["end"]
     return kafka.where(F.unix_millis(end) <= watermark_ms).groupBy("topic").agg(F.count("*").alias("records"))
 
 
 def bucket(latency_us: Column) -> Column:
-    """The bucket that `harvester.telemetry.latency.Histogram` counts a latency in; NULL for NULL."""
+    """The bucket in which `harvester.telemetry.latency.Histogram` counts a latency; NULL for NULL."""
     inside = F.floor(F.log(latency_us / _LOWEST_US) * _PER_LOG).cast("int")
     return (
         F.when(latency_us <= _LOWEST_US, 0).when(latency_us >= _HIGHEST_US, _LAST).when(latency_us.isNotNull(), inside)
@@ -139,7 +139,7 @@ def bucket(latency_us: Column) -> Column:
 
 
 def percentile(found: Column, p: int) -> Column:
-    """Of a HISTOGRAM: the latency in ms that `p` percent do not exceed, by nearest rank; NULL when there is none."""
+    """The `p`-th percentile in ms of a HISTOGRAM, by nearest rank; NULL if it is empty."""
     total = F.aggregate(found, F.lit(0).cast("bigint"), lambda seen, one: seen + one["records"])
     rank = F.greatest(F.ceil(total * p / 100), F.lit(1).cast("bigint"))
     begin = F.struct(F.lit(0).cast("bigint").alias("seen"), F.lit(None).cast("int").alias("bucket"))
@@ -159,10 +159,10 @@ THROUGHPUT = struct(
 
 
 def throughput(metrics: DataFrame) -> DataFrame:
-    """METRICS → THROUGHPUT: a row for each hour (UTC, if the session is) and topic with records.
+    """METRICS → THROUGHPUT: a row for each hour (in the session's time zone) and topic with records.
 
-    A window belongs to the hour it begins in. Percentiles are of the hour's own records, out of the windows' histograms
-    and not of their percentiles. `peak_per_s` and `hottest_share` are those of the window that has the highest.
+    A window belongs to the hour in which it begins. Percentiles are computed from the windows' histograms, not from
+    their percentiles. `peak_per_s` and `hottest_share` are the highest of any window.
     """
     rows = metrics.withColumn("hour", F.date_trunc("hour", "window_start"))
     length_s = F.unix_seconds("window_end") - F.unix_seconds("window_start")

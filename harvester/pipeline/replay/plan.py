@@ -1,9 +1,9 @@
-"""The plan of a replay: what is asked for, which rows in which order, how they are cut into slices, and the pace.
+"""The plan of a replay: the request, the selected rows and their order, how they are cut into slices, and the rate.
 
-The order of a key is that of its first deliveries, which is the one consumers saw: offsets, within a partition.
-Between partitions it is that of log time, the highest timestamp up to a record in its partition: timestamps alone may
-go backwards, and would then contradict the offsets. So the whole order is (log time, topic, partition, offset), and
-any piece of it that begins where another one ends keeps the order of every key.
+A key is replayed in the order of its first deliveries, as consumers saw them: within a partition, that of offsets.
+Across partitions, rows are ordered by log time, the highest timestamp up to a record in its partition: timestamps alone
+may go backwards, and would then contradict the offsets. So the total order is (log time, topic, partition, offset), and
+slices that follow each other in it keep the order of every key.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from harvester.pipeline.source import Place
 from harvester.pipeline.streaming import any_of
 
 WITHOUT_RATE = 1_000_000
-"""Records of a slice where nothing limits the rate: what a killed replay repeats at most."""
+"""The records of a slice without a rate: the most that a killed replay repeats."""
 
 _SLICE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRate:
-    """`rate`: records in a second, None for as fast as it goes. `slice_records` replaces the size that follows from it.
+    """`rate`: records per second; None: unlimited. `slice_records` overrides the slice size that follows from it.
 
-    Each slice buys its time from when it began, and time that went by unused is lost: after a stop the replay does
-    not catch up. So what begins within t seconds is never more than rate × t and one slice.
+    Each slice delays the next one, counted from its own start, so time lost by a slow slice is not made up. Within t
+    seconds at most rate × t records and one slice are begun.
     """
 
     rate: float | None = None
@@ -44,20 +44,20 @@ class ReplayRate:
 
     @property
     def size(self) -> int:
-        """Records of a slice: by default what a second may have, and one at least."""
+        """The records of a slice: by default one second's worth, but at least one."""
         if self.slice_records is not None:
             return self.slice_records
         return WITHOUT_RATE if self.rate is None else max(1, int(self.rate * _SLICE_S))
 
     def next_s(self, began_s: float, records: int) -> float:
-        """When the slice after one of so many records may begin; in the past if that one took longer than it bought."""
+        """When the next slice may begin, after one of `records` that began at `began_s`; may be in the past."""
         return began_s if self.rate is None else began_s + records / self.rate
 
 
 Positions = Mapping[Place, int]
-"""(topic, partition) → offset: everything up to there, itself included."""
+"""(topic, partition) → offset: everything up to and including it."""
 
-# What JSON has no form for, as it is stored: a key in base64, positions as [topic, partition, offset].
+# The stored form of what JSON cannot express: keys in base64, positions as [topic, partition, offset].
 _Key = Annotated[
     bytes,
     PlainSerializer(lambda key: base64.b64encode(key).decode(), when_used="json"),
@@ -73,7 +73,7 @@ _VERSION = 1
 
 
 class By(StrEnum):
-    """Whose time a range is of: Kafka's timestamp of the record, or the creation of its row."""
+    """The time to which a range applies: the record's timestamp in Kafka, or the creation of its row."""
 
     PUBLISHED = "published"
     CREATED = "created"
@@ -81,7 +81,7 @@ class By(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`since` belongs to the range, `until` does not; both are aware. Nothing named means: all."""
+    """The records to replay: `since` ≤ time < `until`, both with a time zone. Empty `topics` or `keys`: all."""
 
     since: datetime | None = None
     until: datetime | None = None
@@ -92,29 +92,28 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """One of: a topic for all, a suffix to each one's own name, or where they came from."""
+    """One of: a topic for all records, a suffix for each topic's name, or the original topics."""
 
     topic: str | None = None
     suffix: str | None = None
     original: bool = False
 
     def targets(self, topics: Iterable[str]) -> dict[str, str]:
-        """Topic of the lake → topic to write to; PipelineError where that is one that records came from."""
+        """Topic in the lake → target topic. Raises PipelineError if a target is one of `topics`, unless `original`."""
         if self.original:
             return {topic: topic for topic in topics}
         found = {topic: self.topic if self.topic is not None else f"{topic}{self.suffix}" for topic in topics}
         if own := sorted(set(found.values()) & found.keys()):
             raise PipelineError(
-                f"{', '.join(own)}: records of this topic are to be replayed, and none are written back to where they"
-                " came from",
-                hint="name another topic; --into-original says that it is meant",
+                f"{', '.join(own)}: records of this topic are replayed, and are not written back to it by default",
+                hint="specify another topic, or --into-original if you intend this",
             )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """`as_new`: without the harvester's header, so that nobody recognises the records as repeats."""
+    """`as_new`: omit the harvester's header, so that consumers do not recognise the records as repeats."""
 
     selection: Selection
     destination: Destination
@@ -123,7 +122,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """A replay: what it is asked for, of which version of the table, and what it has written so far."""
+    """A replay: the request, the version of silver that it reads, and what it has written so far."""
 
     id: str
     request: ReplayRequest
@@ -137,24 +136,24 @@ _STORED = TypeAdapter(ReplayProgress)
 
 
 def to_text(progress: ReplayProgress) -> str:
-    """As it is stored."""
+    """The stored form of a replay."""
     stored = {"version": _VERSION, **_STORED.dump_python(progress, mode="json")}
     return json.dumps(stored, indent=1)
 
 
 def from_text(text: str, where: str) -> ReplayProgress:
-    """Read `to_text`; CheckpointMismatch for anything else."""
+    """The inverse of `to_text`; raises CheckpointMismatch, which names `where`, for anything else."""
     try:
         stored = json.loads(text)
         if (version := stored.pop("version")) != _VERSION:
-            raise CheckpointMismatch(f"{where} is of version {version}, this is {_VERSION}")
+            raise CheckpointMismatch(f"{where} has version {version}, not {_VERSION}")
         return _STORED.validate_python(stored)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointMismatch(f"{where} cannot be read", hint="begin the replay anew, from where it was") from error
+        raise CheckpointMismatch(f"{where} cannot be read", hint="start a new one from where it stopped") from error
 
 
 HEADER = "harvester-replay"
-"""The header that says which replay wrote a record; its value is the replay's id, as text."""
+"""The header that names the replay that wrote a record; its value is the replay's id, as text."""
 
 _ORDER = ("log_time", "topic", "partition", "offset")
 _IN_TASK = 2**33 - 1
@@ -162,14 +161,14 @@ _IN_TASK = 2**33 - 1
 
 @dataclass(frozen=True, slots=True)
 class ReplaySlice:
-    """A piece of the order: what lies behind the slices before, up to these positions."""
+    """A piece of the order: from the end of the previous slice up to these positions."""
 
     records: int
     upto: Positions
 
 
 def selected(silver: DataFrame, selection: Selection) -> DataFrame:
-    """schemas.DELIVERIES → the same: rows that are asked for. Without a time of creation none is in a range of it."""
+    """schemas.DELIVERIES → its selected rows. A row without a time of creation is in no range of creation times."""
     column = "timestamp" if selection.by is By.PUBLISHED else "created_at"
     rows = silver
     if selection.topics:
@@ -180,7 +179,7 @@ def selected(silver: DataFrame, selection: Selection) -> DataFrame:
         rows = rows.where(F.col(column) >= F.lit(selection.since))
     if selection.until is not None:
         rows = rows.where(F.col(column) < F.lit(selection.until))
-    if selection.by is By.CREATED:  # spares Delta the files of other days
+    if selection.by is By.CREATED:  # lets Spark skip the files of other days
         if selection.since is not None:
             rows = rows.where(F.col("day") >= F.to_date(F.lit(selection.since)))
         if selection.until is not None:
@@ -189,7 +188,7 @@ def selected(silver: DataFrame, selection: Selection) -> DataFrame:
 
 
 def behind(rows: DataFrame, done: Positions) -> DataFrame:
-    """The rows that come after these positions, all columns; a partition that has none is wanted whole."""
+    """The rows after these positions, all columns; all rows of partitions without a position."""
     if not done:
         return rows
     passed = [_place(*place) & (F.col("offset") <= offset) for place, offset in done.items()]
@@ -197,7 +196,7 @@ def behind(rows: DataFrame, done: Positions) -> DataFrame:
 
 
 def between(rows: DataFrame, done: Positions, upto: Positions) -> DataFrame:
-    """The rows of these partitions behind `done`, up to `upto`, all columns."""
+    """The rows of the partitions in `upto` after `done` and up to `upto`, all columns."""
     wanted = []
     for place, offset in upto.items():
         low = done.get(place)
@@ -207,7 +206,7 @@ def between(rows: DataFrame, done: Positions, upto: Positions) -> DataFrame:
 
 
 def placed(rows: DataFrame) -> DataFrame:
-    """Adds `log_time`: the highest timestamp of the rows up to this one in its partition."""
+    """Adds `log_time`: the highest timestamp of the rows up to this one in its partition, by offset."""
     partition = Window.partitionBy("topic", "partition").orderBy("offset")
     return rows.withColumn("log_time", F.max("timestamp").over(partition))
 
@@ -215,9 +214,9 @@ def placed(rows: DataFrame) -> DataFrame:
 def cuts(rows: DataFrame, size: int) -> DataFrame:
     """schemas.DELIVERIES → (task, cut, topic, partition, last, records), sorted: slices of up to `size` rows, in order.
 
-    The sort leaves each task a range of the order; each is cut by itself, so nothing has to count through all rows.
+    After the sort each task has a range of the order, and cuts it on its own, so that no count spans all rows.
     """
-    # The id is the task's number and, in the lower 33 bits, that of the row within it.
+    # The id consists of the task's number and, in the lower 33 bits, the row's number within the task.
     numbered = placed(rows).select(*_ORDER).orderBy(*_ORDER).withColumn("_at", F.monotonically_increasing_id())
     row = F.col("_at").bitwiseAND(_IN_TASK)
     found = numbered.withColumns({"task": F.shiftright("_at", 33), "cut": row - F.pmod(row, F.lit(size))})
@@ -243,10 +242,10 @@ def slices(rows: Iterable[Row]) -> Iterator[ReplaySlice]:
 
 
 def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: str | None = None) -> DataFrame:
-    """`placed` rows → (key, value, topic, headers) for Spark's Kafka sink, the replay's header last.
+    """`placed` rows → (key, value, topic, headers) for Spark's Kafka sink, the header of the replay last.
 
-    `without` is the name of a header to leave out.
-    All records of a key for a topic are in one task, in order; the others are spread. A tombstone's value is NULL.
+    `targets`: topic → target topic. `without`: the name of a header to omit. One task has all records of a key for a
+    topic, in order; records without a key are distributed. A tombstone's value is NULL.
     """
     mapped = F.create_map(*(F.lit(text) for pair in targets.items() for text in pair))
     kept = F.coalesce("headers", F.array().cast(schemas.HEADERS))
@@ -254,7 +253,7 @@ def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: 
         kept = F.filter(kept, lambda one: one["key"] != F.lit(without))
     mark = F.array(F.struct(F.lit(HEADER).alias("key"), F.lit(replay.encode()).alias("value")))
     rows = rows.withColumns({"target": mapped[F.col("topic")], "headers": F.concat(kept, mark.cast(schemas.HEADERS))})
-    # Without a key there is no order to keep, and one task would get them all.
+    # Records without a key have no order, and would otherwise all go to one task.
     spread = F.when(F.col("key").isNull(), F.col("offset"))
     sent = rows.repartition("target", "key", spread).sortWithinPartitions(*_ORDER)
     return sent.select("key", "value", F.col("target").alias("topic"), "headers")
@@ -263,8 +262,8 @@ def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: 
 def ends(silver: DataFrame, repeats: DataFrame, since: Mapping[str, str]) -> DataFrame:
     """schemas.SILVER and its repeats → (topic, partition, last): the highest offset up to silver's last batch.
 
-    `since`: the batch from which on a topic's records are those of the topic that exists now, not of one that it
-    replaced.
+    `since`: topic → the batch from which on its records are those of the existing topic, not of a deleted one with the
+    same name.
     """
     last = silver.select(F.max("batch").alias("_last"))
     names = ("topic", "partition", "offset", "batch")
@@ -276,7 +275,7 @@ def ends(silver: DataFrame, repeats: DataFrame, since: Mapping[str, str]) -> Dat
 
 
 def summary(rows: DataFrame) -> DataFrame:
-    """schemas.DELIVERIES → (topic, records, tombstones, first, last), the last two by Kafka's time."""
+    """schemas.DELIVERIES → (topic, records, tombstones, first, last); `first` and `last` are Kafka's timestamps."""
     return rows.groupBy("topic").agg(
         F.count("*").alias("records"),
         F.count_if("tombstone").alias("tombstones"),
