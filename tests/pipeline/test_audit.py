@@ -176,8 +176,8 @@ def test_each_planted_defect_is_found_and_nothing_else(
         for one in report["found"]
     ]
     assert found == [
-        ("lost", "violation", 1, [(40, "purged as delivered, and in none of the topics")]),
-        ("delivered after a successor", "violation", 1, [(1, "id 7 of its key had come before it")]),
+        ("lost", "violation", 1, [(40, "purged as delivered, but in none of the topics")]),
+        ("delivered after a successor", "violation", 1, [(1, "delivered after id 7 of its key")]),
         ("gap in a lane", "violation", 1, [(None, "term 2, lane 1, producer 9: number 6 is missing")]),
         ("repeated", "suspect", 1, [(39, "delivered before")]),
     ]
@@ -216,7 +216,7 @@ def test_a_range_of_a_lake_without_a_history(
     assert "lost: not judged without the database's history (--no-history)" in report.not_judged
     assert report.not_judged[-2:] == (
         "gaps before 2026-03-01 10:00:02 UTC: not judged, the topics do not go back further",
-        "what was purged after 2026-03-01 09:59:40 UTC, and gaps: not judged, the lake ends a minute later",
+        "rows purged after 2026-03-01 09:59:40 UTC, and later gaps: not judged, the lake ends a minute later",
     )
 
 
@@ -238,7 +238,7 @@ def test_a_loss_that_a_lake_was_allowed_to_go_on_without_is_accepted_as_far_as_i
     report = audited((25, 29))
     assert findings(report) == [lost, gap, accepted]
     assert report.figures["accepted"] == 5
-    assert audited((25, 29), (36, None)).answer() == "Nothing broke a guarantee; 7 are accepted losses."
+    assert audited((25, 29), (36, None)).answer() == "No guarantee was broken; 7 accepted losses."
 
 
 def test_a_loss_has_no_room_for_more_than_it_had(spark: SparkSession, tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_what_a_lake_has_not_read_yet_is_only_suspect(
         streaming.store(spark, f"{root}/checkpoint", streaming.Manifest("test", "lake", (scene.topic, *topics), HEADER))
         streaming.go_on(spark, f"{root}/checkpoint", Plan(0, ends))
         report = run(spark, settings(scene, topics=(), lake=root))
-        told = [line for line in report.not_judged if "may not have read so far" in line]
+        told = [line for line in report.not_judged if "may not have read far enough" in line]
         return {(one.kind, one.severity): one.count for one in report.found}, bool(told)
 
     # What comes next after the number of 38 came in the last minute.

@@ -107,7 +107,7 @@ def test_the_page_is_whole_and_says_the_verdict_first() -> None:
         Page(page(made))
     keyless = page(replace(report(), hot_keys=(), skew=skew({}, 0, 5, 0)))
     assert "Without keys any number of shards is loaded evenly." in Page(keyless).text
-    assert "Nothing broke a guarantee; 1 findings are suspect." in page(report(twice))
+    assert "No guarantee was broken; 1 suspect findings." in page(report(twice))
 
 
 def test_what_records_say_is_text_and_nothing_else() -> None:
@@ -155,8 +155,9 @@ def test_the_advice_names_keys_that_dominate() -> None:
     alone = skew({7: 100}, 1, 0, 100)
     assert alone.advised == 1
     assert advice(alone, [HotKey("k", 100, 1.0)]) == (
-        "100 records of 1 keys. The hottest key, 'k', has 100.0%: no number of shards carries more than 1.0 times what"
-        " one does. Advised: 1 shards, which carry 1.0 times one; up to 32 carry 1.0 times. Keys that dominate: 'k'."
+        "100 records of 1 keys. The hottest key, 'k', has 100.0%: no number of shards can carry more than 1.0 times the"
+        " load of one. Advised: 1 shards, which carry 1.0 times the load of one; up to 32 carry 1.0 times. Keys that"
+        " dominate: 'k'."
     )
     even = skew(dict.fromkeys(range(480), 10), 480, 0, 10)
     assert (even.advised, even.loads[-1].carried) == (24, SHARDS[-1])
@@ -199,12 +200,12 @@ def test_every_limit_is_told() -> None:
     changes: list[tuple[dict[str, object], str]] = [
         ({"history": False}, "--no-history"), ({"archive": False}, "without an archive"),
         ({"archived": 0}, "the archive has nothing"), ({"beyond": 3}, "3 ids of the archive"),
-        ({"records": 0}, "nothing was read"), ({"foreign": 2}, "2 records have no sound header"),
+        ({"records": 0}, "nothing was read"), ({"foreign": 2}, "2 records have no valid header"),
         ({"pending": 1}, "not final"), ({"other_topics": {"x", "y"}}, "not read: x, y;"),
-        ({"compacted": ["x"]}, "compacted: x"), ({"emptied": ["x[0]"]}, "emptied partitions: x[0]"),
+        ({"compacted": ["x"]}, "compacted topics: x"), ({"emptied": ["x[0]"]}, "emptied by retention: x[0]"),
         ({"whole": at(0)}, "gaps before 2026-03-01 10:00:00 UTC"), ({"latest": at(0)}, "purged after 2026-03-01"),
-        ({"record_timestamps": True}, "create_time"), ({"anew": ["x"]}, "offsets begin again: x"),
-        ({"half_written": True}, "--checkpoint names it"), ({"behind": {"x", "y"}}, "not have read so far: x, y"),
+        ({"record_timestamps": True}, "create_time"), ({"anew": ["x"]}, "offsets began again: x"),
+        ({"half_written": True}, "with --checkpoint"), ({"behind": {"x", "y"}}, "not have read far enough: x, y"),
     ]  # fmt: skip
     assert not_judged(**nothing) == ()  # type: ignore[arg-type]
     for change, said in changes:

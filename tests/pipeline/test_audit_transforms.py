@@ -69,7 +69,7 @@ def test_order_and_repeats_are_judged_within_a_key_of_a_partition(spark: SparkSe
     ]
     [swapped, *_] = collect_findings(findings.where(F.col("kind") == FindingKind.SWAPPED))
     assert str(swapped.examples[0]) == (
-        f"delivered after a successor: id 8 of {A}, key 'swap', orders[0]@7: id 9 of its key had come before it"
+        f"delivered after a successor: id 8 of {A}, key 'swap', orders[0]@7: delivered after id 9 of its key"
     )
     scattered = checks.scattered(audit_skew.places(frame))
     assert_same_columns(scattered, FINDINGS)

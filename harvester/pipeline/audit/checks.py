@@ -1,17 +1,18 @@
 """The checks of an audit, as transforms of frames: lost records, repeats, order, latency, terms, and their counts.
 
-A row is purged after the broker's acknowledgement, so whatever the archive names has to stand in the topics,
-wherever. Judged is what was purged within the range and *created* since the topics are whole: a record cannot be in
-the log before its row was made, so what is asked for lies within what was read, whatever clock its timestamp is of.
+*Lost.* A row is purged only after the broker's acknowledgement, so every archived id must be in one of the topics.
+Judged are rows that were purged within the range and *created* since the topics are complete: a record cannot be in the
+log before its row was created, so these records are among those read, whichever clock set their timestamps.
 
-Within a key of a partition the log's own order is the order of delivery, and the ids say what is right (invariant
-I2): a writer that locks what the key stands for, and then inserts, takes ids in the order of its commits
-(docs/outbox.md). A record that comes below an id that is already there is either
+*Order.* Within a key of a partition, the log's order is the order of delivery, and ids give the correct order
+(invariant I2): a writer that locks the entity of the key before it inserts takes ids in commit order (docs/outbox.md).
+A record with a lower id than an earlier record of its key is either
 
-    repeated after a successor      it had been delivered before: never right
-    delivered after a successor     it had not: wrong, unless its writers were not serial, which nothing here can tell
+    repeated after a successor      already delivered before: never correct
+    delivered after a successor     not delivered before: wrong, unless its writers were concurrent, which the audit
+                                    cannot know
 
-Records without a key have no order, and between partitions or topics the log defines none.
+Records without a key have no order, and the log defines none between partitions or topics.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from harvester.pipeline.audit.schemas import MARKED, STREAM, FindingKind, Record
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLoss:
-    """What a lake is known not to have, sent between these times of Kafka's; None: nobody knows.
+    """Records that a lake is known to lack. `after`, `before`: the times in Kafka between which they were sent.
 
-    `room`: how many records there were at most; None, too.
+    `room`: their number at most. None: unknown.
     """
 
     topic: str
@@ -41,19 +42,19 @@ class AcceptedLoss:
 
 
 SLACK = timedelta(minutes=1)
-"""Between the clocks of the database, of producers and of brokers."""
+"""The tolerated difference between the clocks of database, producers and brokers."""
 
 
 def explained(
     losses: Collection[AcceptedLoss], *, begun: str, ended: str, size: Column, topic: str | None = None
 ) -> Column:
-    """Whether what is missing may lie in an accepted loss: it was sent at some time from `begun` to `ended`.
+    """Whether a row's missing records, sent between the times `begun` and `ended`, may belong to an accepted loss.
 
-    Nothing does where that would be more than there was room for: in all losses, or in those that were at its time.
-    `topic`: None where only times are known.
+    False if more records are missing than the losses have room for: all losses together, or those at that time.
+    `size`: the number of records that the row stands for. `topic`: its column; None if only times are known.
     """
     found, room, own = F.lit(False), F.lit(0).cast("bigint"), F.lit(0).cast("bigint")
-    fits: list[Column] = []  # for each loss, whether it was at the time
+    fits: list[Column] = []  # for each loss, whether it matches in topic and time
     for loss in losses:
         here = F.lit(True) if topic is None else F.col(topic) == loss.topic
         there = here
@@ -79,9 +80,10 @@ def explained(
 
 @dataclass(frozen=True, slots=True)
 class AuditScope:
-    """What can be judged. `whole`: since when the topics have everything; None: from their beginning.
+    """What can be judged: rows of `topics` with `since` ≤ purged_at < `until`.
 
-    `since` ≤ purged_at < `until`. `doubtful`: topics that may lack records (compacted, emptied, or not read that far).
+    `whole`: the time since which the topics are complete; None: from their beginning. `doubtful`: topics that may lack
+    records (compacted, emptied, or not read far enough).
     """
 
     topics: tuple[str, ...]
@@ -93,7 +95,7 @@ class AuditScope:
 
 
 def archived(history: DataFrame, bounds: AuditScope) -> DataFrame:
-    """HISTORY → HISTORY with `judged`: what the archive has of the range and of the topics that were read."""
+    """HISTORY → the archive's rows of the range and the topics read, with `judged`: whether their loss would show."""
     rows = history.where((F.col("source") == RecordSource.ARCHIVE) & F.col("topic").isin(*bounds.topics))
     if bounds.since is not None:
         rows = rows.where(F.col("at") >= F.lit(bounds.since))
@@ -106,14 +108,14 @@ def archived(history: DataFrame, bounds: AuditScope) -> DataFrame:
 
 
 def found(archived: DataFrame, marked: DataFrame) -> DataFrame:
-    """`archived` and MARKED → the first with `delivered`: whether the log has it, in whichever topic."""
+    """`archived` and MARKED → `archived` with `delivered`: whether the id was read, from whichever topic."""
     ids = marked.where("first").select("incarnation", "id", F.lit(True).alias("_there"))
     joined = archived.join(ids, ["incarnation", "id"], "left")
     return joined.withColumn("delivered", F.col("_there").isNotNull()).drop("_there")
 
 
 def lost(found: DataFrame, bounds: AuditScope) -> DataFrame:
-    """`found` → FINDINGS: purged, and in none of the topics."""
+    """`found` → FINDINGS: judged ids that are in none of the topics."""
     doubtful = _among(bounds.doubtful)
     rows = found.where(F.col("judged") & ~F.col("delivered"))
     accepted = explained(bounds.losses, begun="created_at", ended="at", size=F.lit(1), topic="topic")
@@ -121,16 +123,16 @@ def lost(found: DataFrame, bounds: AuditScope) -> DataFrame:
     kind = F.when(F.col("_accepted"), FindingKind.ACCEPTED).otherwise(FindingKind.LOST)
     severity = F.when(F.col("_accepted"), Severity.ACCEPTED).when(doubtful, Severity.SUSPECT)
     detail = F.when(
-        F.col("_accepted"), "may be among what the lake went on without, or what was erased from it"
-    ).otherwise("purged as delivered, and in none of the topics")
+        F.col("_accepted"), "may be among the records that the lake continued without, or that were erased from it"
+    ).otherwise("purged as delivered, but in none of the topics")
     return finding(rows, kind, severity.otherwise(Severity.VIOLATION), detail)
 
 
 def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, read_at: datetime) -> DataFrame:
-    """MARKED and HISTORY → FINDINGS: records of which outbox, quarantine and archive know nothing.
+    """MARKED and HISTORY → FINDINGS: records that are not in the outbox, the quarantine or the archive.
 
-    Only those between the archive's beginning and the moment at which the history was read: before, nobody noted
-    them; after, their rows are newer.
+    Only records from the archive's beginning on, whose rows were created before the history was read. `began` None:
+    there is no archive, and nothing is found.
     """
     if began is None:
         rows = marked.limit(0)
@@ -139,7 +141,7 @@ def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, re
         since, until = F.lit(began), F.unix_micros(F.lit(read_at))
         rows = marked.where(F.col("inside") & F.col("first") & (F.col("timestamp") >= since) & (created < until))
     strange = rows.join(history.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
-    detail = "neither in the outbox nor in its quarantine and archive"
+    detail = "not in the outbox, its quarantine or its archive"
     return finding(strange, FindingKind.UNEXPECTED, Severity.SUSPECT, detail, at=F.col("timestamp"))
 
 
@@ -147,20 +149,20 @@ _NOTHING_BEFORE = (Window.unboundedPreceding, -1)
 
 
 def marked(records: DataFrame, anew: Collection[str] = ()) -> DataFrame:
-    """RECORDS → MARKED: those with an origin, each with what came before it.
+    """RECORDS → MARKED: the records with an origin.
 
-    `anew`: topics that were deleted and made anew, of which a lake has the records of two logs. Where the second begins
-    nobody knows, so theirs are in the order of their times.
+    `anew`: recreated topics, of which a lake has the records of two logs. Where the second log begins is unknown, so
+    these records are ordered by their timestamps.
     """
     sent = records.where(F.col("problem").isNull())
     place = (F.when(_among(anew), F.col("timestamp")), F.col("offset"))
-    # Of a repeat the clock may be behind: within a partition the offset says which was first.
+    # Within a partition the offset tells which delivery was first: a repeat's timestamp may be earlier.
     one = Window.partitionBy("incarnation", "id")
     here = Window.partitionBy("incarnation", "id", "topic", "partition")
     sent = sent.withColumn("_began", F.min("timestamp").over(here)).withColumn(
         "first", F.row_number().over(one.orderBy("_began", "topic", "partition", *place)) == 1
     )
-    # Without a key each record is alone, instead of all of them being one task.
+    # Each record without a key is its own group: otherwise one task would process all of them.
     alone = F.when(F.col("key").isNull(), F.col("id"))
     key = Window.partitionBy("topic", "partition", "incarnation", "key", "_alone").orderBy(*place)
     top = F.max("id").over(key.rowsBetween(*_NOTHING_BEFORE))
@@ -169,15 +171,16 @@ def marked(records: DataFrame, anew: Collection[str] = ()) -> DataFrame:
 
 
 def findings(marked: DataFrame, *, repeats: Severity, swaps: Severity, anew: Collection[str] = ()) -> DataFrame:
-    """MARKED → FINDINGS: every delivery beyond the first of an id, and every one that comes after a successor.
+    """MARKED → FINDINGS: every delivery of an id after its first, and every one after a higher id of its key.
 
-    `anew`: as in `marked`; their order is no proof.
+    `repeats`, `swaps`: the severities of repeats, and of first deliveries after a successor. `anew`: as in `marked`;
+    the order of these topics proves nothing, so such findings are only suspect.
     """
     again, late = ~F.col("first"), F.col("after").isNotNull()
     kind = F.when(again & late, FindingKind.LATE_REPEAT).when(again, FindingKind.REPEAT).when(late, FindingKind.SWAPPED)
     severity = F.when(late & _among(anew), Severity.SUSPECT).when(again & late, Severity.VIOLATION)
     severity = severity.when(again, repeats.value).when(late, swaps.value)
-    detail = F.when(late, F.format_string("id %d of its key had come before it", "after")).otherwise(
+    detail = F.when(late, F.format_string("delivered after id %d of its key", "after")).otherwise(
         F.lit("delivered before")
     )
     wrong = marked.where(F.col("inside") & (again | late))
@@ -189,13 +192,13 @@ def _among(topics: Collection[str]) -> Column:
 
 
 def scattered(places: DataFrame) -> DataFrame:
-    """(topic, key, partition, records) → FINDINGS: keys of which one topic has records in several partitions."""
+    """(topic, key, partition, records) → FINDINGS: keys with records in several partitions of a topic."""
     keyed = places.where(F.col("key").isNotNull())
     apart = keyed.groupBy("topic", "key").agg(
         F.count("partition").alias("partitions"), F.min("partition").alias("low"), F.max("partition").alias("high")
     )
     detail = F.format_string(
-        "in %d partitions, from %d to %d: between them there is no order", "partitions", "low", "high"
+        "in %d partitions, from %d to %d, between which there is no order", "partitions", "low", "high"
     )
     return finding(apart.where(F.col("partitions") > 1), FindingKind.SCATTERED, Severity.SUSPECT, detail)
 
@@ -205,14 +208,14 @@ _ACCURACY = 1_000
 
 
 def by_hour(marked: DataFrame) -> DataFrame:
-    """MARKED → (topic, hour, records, quantiles_ms, max_ms), with a row for each topic and one for all of them.
+    """MARKED → (topic, hour, records, quantiles_ms, max_ms), including a row for each topic and one for all topics.
 
-    Of these hour, or topic as well, is NULL. `records` counts all deliveries; the times are those of first ones, from
-    the creation of the row to Kafka's timestamp, which has whole milliseconds. Quantiles are off by 0.1 % of the
-    records at most.
+    In these, `hour`, or both `hour` and `topic`, are NULL. `records` counts all deliveries. The latencies are those of
+    first deliveries, from the creation of the row to Kafka's timestamp, which has whole milliseconds. The rank of a
+    quantile is accurate to 0.1 % of the records.
     """
     assert {"created_us", "first"} <= set(MARKED.names)
-    # try_: a header may name any time.
+    # try_: a header may contain any time.
     took_ms = F.try_subtract(F.unix_micros("timestamp"), F.col("created_us")) / F.lit(1000.0)
     rows = marked.where("inside").select(
         "topic", F.date_trunc("hour", "timestamp").alias("hour"), F.when(F.col("first"), took_ms).alias("took_ms")
@@ -237,28 +240,28 @@ NAMES = (DELIVERIES, IDS, ARCHIVED, DELIVERED, BEYOND, PENDING)
 
 
 def of_holes(gaps: DataFrame) -> DataFrame:
-    """`gaps` → (name, value): numbers of the range that are missing, by the kind of hole."""
-    # try_: a header may bear any number.
+    """`gaps` → (name, value): how many numbers of the range are missing, by kind of hole."""
+    # try_: a header may contain any number.
     numbers = F.coalesce(F.try_sum(F.col("last") - F.col("first") + 1), F.lit(_MOST))
     return gaps.where("at.inside").groupBy(F.col("hole").alias("name")).agg(numbers.alias("value"))
 
 
 def of_archive(found: DataFrame) -> DataFrame:
-    """`found` → (name, value): ids of the range, those that cannot be judged, those delivered."""
+    """`found` → (name, value): the counts of archived ids, of those that cannot be judged, and of delivered ones."""
     beyond = ~F.col("judged") & ~F.col("delivered")
     delivered = F.count_if(F.col("delivered"))
     return _named(found, {ARCHIVED: F.count(F.lit(1)), BEYOND: F.count_if(beyond), DELIVERED: delivered})
 
 
 def of_outbox(history: DataFrame, marked: DataFrame) -> DataFrame:
-    """HISTORY and MARKED → (name, value): rows of the outbox that have not been delivered."""
+    """HISTORY and MARKED → (name, value): the count of rows in the outbox that are not delivered."""
     waiting = history.where(F.col("source") == RecordSource.OUTBOX)
     waiting = waiting.join(marked.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
     return _named(waiting, {PENDING: F.count(F.lit(1))})
 
 
 def of_records(marked: DataFrame) -> DataFrame:
-    """MARKED → (name, value): deliveries of the range, and ids."""
+    """MARKED → (name, value): the counts of deliveries in the range, and of ids first delivered in it."""
     return _named(marked.where("inside"), {DELIVERIES: F.count(F.lit(1)), IDS: F.count_if(F.col("first"))})
 
 
@@ -269,7 +272,7 @@ def _named(rows: DataFrame, counts: Mapping[str, Column]) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class ProducerStream:
-    """What one producer of a lane sent under a term. Times are Kafka's."""
+    """What one producer of a lane sent under one term. Times are Kafka's."""
 
     incarnation: str
     term: int
@@ -282,7 +285,7 @@ class ProducerStream:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A leadership. `silence_s`: from the last record of the term before to its first; below 0: they overlap."""
+    """A leadership. `silence_s`: from the previous term's last record to its first one; negative if they overlap."""
 
     incarnation: str
     term: int
@@ -295,7 +298,7 @@ class Term:
 
 
 def streams(marked: DataFrame) -> DataFrame:
-    """MARKED → (STREAM, records, first_at, last_at): few rows, a handful for each leadership."""
+    """MARKED → (STREAM, records, first_at, last_at): only a few rows for each leadership."""
     assert set(STREAM) <= set(MARKED.names)
     return marked.groupBy(*STREAM).agg(
         F.count(F.lit(1)).alias("records"),
@@ -305,7 +308,7 @@ def streams(marked: DataFrame) -> DataFrame:
 
 
 def terms(streams: Iterable[ProducerStream]) -> tuple[Term, ...]:
-    """In the order of the incarnations' first records, then of the terms."""
+    """Terms from their streams, ordered by the first record of their incarnation, then by term."""
     grouped: dict[tuple[str, int], list[ProducerStream]] = {}
     began: dict[str, datetime] = {}
     for one in streams:

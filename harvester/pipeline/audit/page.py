@@ -1,7 +1,7 @@
-"""Renders an audit as one page of HTML that needs nothing else: no script, no network.
+"""Renders an audit as a self-contained HTML page, without scripts or network access.
 
-The layout and the style, light and dark, are the template `page.html`. Plots are SVG from Pygal, coloured by the
-page's style; each has a title for those who cannot see it, and each point and bar says its value when it is pointed at.
+The template `page.html` contains the layout, and the light and dark style. Plots are SVG from Pygal, coloured by the
+page's style. Each has a title for screen readers, and each point and bar shows its value as a tooltip.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _HOUR = timedelta(hours=1)
 
 
 def page(report: AuditReport) -> str:
+    """The page as HTML."""
     totals = [one for one in report.latency if one.hour is None and one.topic is not None]
     totals.sort(key=lambda one: (-one.records, one.topic or ""))
     jinja = Environment(
@@ -67,7 +68,7 @@ def _worst(found: Sequence[FindingGroup], kind: FindingKind) -> str:
 
 
 def _latency(report: AuditReport, topic: str | None) -> Markup:
-    """Logarithmic, so that a median and a maximum can be seen in one plot."""
+    """A plot by hour with a logarithmic scale, so that it can show both median and maximum."""
     by_hour = {one.hour: one for one in report.latency if one.topic == topic and one.hour is not None}
     known = [value for one in by_hour.values() for value in _values(one) if value is not None]
     if not known:
@@ -99,7 +100,7 @@ def _throughput(report: AuditReport) -> Markup:
     return _svg(plot, "Records delivered by hour", hours, "records")
 
 
-_NOTHING = Markup('<p class="quiet">Nothing to draw.</p>')
+_NOTHING = Markup('<p class="quiet">No data to plot.</p>')
 
 
 def _hours(known: Sequence[datetime]) -> list[datetime]:
@@ -108,7 +109,7 @@ def _hours(known: Sequence[datetime]) -> list[datetime]:
 
 
 def _svg(plot: Any, title: str, hours: Sequence[datetime], unit: str) -> Markup:
-    """The plot without Pygal's script and style, as a part of the page."""
+    """The plot as an element of the page, without Pygal's script and style."""
     form = "%H:%M" if hours[0].date() == hours[-1].date() else "%m-%d %H:%M"
     plot.config(
         title=title, width=760, height=240, js=(), show_legend=False, margin_top=-20, margin_bottom=0, margin_right=45,
@@ -116,7 +117,7 @@ def _svg(plot: Any, title: str, hours: Sequence[datetime], unit: str) -> Markup:
         x_labels=[f"{hour:{form}}" for hour in hours], x_labels_major_count=_TICKS, show_minor_x_labels=False,
         truncate_label=-1,
     )  # fmt: skip
-    pygals_etree.to_etree()  # also where lxml is installed
+    pygals_etree.to_etree()  # even if lxml is installed
     tree = plot.render_tree()
     for part in list(tree):
         if part.tag in ("defs", ElementTree.Comment):

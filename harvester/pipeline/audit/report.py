@@ -1,4 +1,4 @@
-"""An audit's report: figures, findings by example, and in words what they mean and what could not be judged."""
+"""The report of an audit: figures, findings with examples, their meaning in words, and what could not be judged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One example. `key` is text; bytes that are no UTF-8 stand in base64 behind `base64:`."""
+    """One example of a finding. `key` is text; bytes that are not UTF-8 are given as `base64:` and base64."""
 
     kind: FindingKind
     severity: Severity
@@ -41,7 +41,7 @@ class AuditFinding:
 
 @dataclass(frozen=True, slots=True)
 class FindingGroup:
-    """All findings of a kind and severity; `examples` are up to EXAMPLES of them, the earliest."""
+    """All findings of a kind and severity; `examples`: the earliest ones, up to EXAMPLES."""
 
     kind: FindingKind
     severity: Severity
@@ -64,7 +64,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class HotKey:
-    """A key and how much of all records it has."""
+    """A key, its number of records, and its share of all records."""
 
     key: str
     records: int
@@ -73,7 +73,7 @@ class HotKey:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """`figures` are the counts of docs/pipeline-audit.md by name. `not_judged`: what could not be proved, and why."""
+    """`figures`: the counts of docs/pipeline-audit.md, by name. `not_judged`: what could not be judged, and why."""
 
     audited_at: datetime
     source: str
@@ -91,11 +91,12 @@ class AuditReport:
 
     @property
     def holds(self) -> bool:
-        """No violation was found, among what could be judged."""
+        """Whether no violation was found, as far as could be judged."""
         return not any(one.severity is Severity.VIOLATION for one in self.found)
 
     @property
     def lanes(self) -> dict[int, int]:
+        """The number of records by lane, ascending."""
         counts: dict[int, int] = {}
         for one in self.streams:
             counts[one.lane] = counts.get(one.lane, 0) + one.records
@@ -110,18 +111,18 @@ class AuditReport:
             return "Nothing was delivered, and nothing is known to be lost."
         suspects = sum(one.count for one in self.found if one.severity is Severity.SUSPECT)
         accepted = sum(one.count for one in self.found if one.severity is Severity.ACCEPTED)
-        said = [f"{suspects:,} findings are suspect"] if suspects else []
-        said += [f"{accepted:,} are accepted losses"] if accepted else []
-        return f"{'; '.join(['Nothing broke a guarantee', *said])}."
+        said = [f"{suspects:,} suspect findings"] if suspects else []
+        said += [f"{accepted:,} accepted losses"] if accepted else []
+        return f"{'; '.join(['No guarantee was broken', *said])}."
 
     def to_json(self) -> str:
-        """All of it; times in ISO 8601, UTC."""
+        """The complete report as JSON; times in ISO 8601, UTC."""
         document = {"holds": self.holds, "answer": self.answer(), **asdict(self), "lanes": self.lanes}
         return json.dumps(document, default=datetime.isoformat)
 
 
 def key_text(raw: bytes | bytearray | None) -> str | None:
-    """A key as people read it."""
+    """A key as readable text."""
     if raw is None:
         return None
     try:
@@ -131,7 +132,7 @@ def key_text(raw: bytes | bytearray | None) -> str | None:
 
 
 def grouped(rows: Iterable[tuple[AuditFinding, int]]) -> tuple[FindingGroup, ...]:
-    """Examples, each with the count of its kind and severity → findings: violations first, then as Kind has them."""
+    """Examples, each with the count of its kind and severity → groups, by severity, then in FindingKind's order."""
     collected: dict[tuple[FindingKind, Severity], tuple[int, list[AuditFinding]]] = {}
     for finding, count in rows:
         collected.setdefault((finding.kind, finding.severity), (count, []))[1].append(finding)
@@ -162,58 +163,62 @@ def not_judged(
     half_written: bool = False,
     behind: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """One line for each limit of an audit.
+    """The limits of an audit, one line each.
 
-    `archived`: ids of the archive in range and topics; `beyond`: those not judged. `other_topics`: where the history
-    says that records went besides the topics that were read. `whole`: since when the topics have everything; None: from
-    their beginning. `latest`: up to when a lake surely has everything. `anew`: topics of which it may have two logs;
-    `half_written`: its last batch may be, which its checkpoint would say; `behind`: topics that it may not have read so
-    far.
+    `archived`: archived ids in range and topics; `beyond`: those not judged. `other_topics`: topics of archived rows
+    that were not read. `whole`: the time since which the topics are complete; None: from their beginning. `latest`: the
+    time up to which a lake is certainly complete. `anew`: topics of which it may have two logs. `half_written`: its
+    last batch may be incomplete, as only its checkpoint would tell. `behind`: topics that it may not have read up to
+    that time.
     """
     said: list[str] = []
     if not history:
         said.append("lost: not judged without the database's history (--no-history)")
     elif not archive:
-        said.append('lost: not judged without an archive (archive = "ids" of the configuration keeps one)')
+        said.append('lost: not judged without an archive (to keep one, set archive = "ids" in the configuration)')
     elif not archived:
-        said.append("lost: not judged, the archive has nothing of these topics and this range")
+        said.append("lost: not judged, the archive has nothing from these topics in this range")
     if beyond:
         said.append(
-            f"lost: {beyond:,} ids of the archive are not judged: their rows are older than what the topics have"
+            f"lost: {beyond:,} ids of the archive are not judged: their rows are older than the topics' records"
         )
     if not records:
         said.append("order, repeats, gaps, latency: nothing was read")
     if foreign:
-        said.append(f"{foreign:,} records have no sound header of the harvester: not judged")
+        said.append(f"{foreign:,} records have no valid header of the harvester: not judged")
     if other_topics:
         said.append(
-            f"topics that were not read: {_few(other_topics)}; what is lost there is not judged, and gaps are only"
-            " suspect"
+            f"topics that were not read: {_few(other_topics)}; losses there are not judged, and gaps are only suspect"
         )
     if compacted:
-        said.append(f"lost, gaps: only suspect where topics are compacted: {', '.join(sorted(compacted))}")
+        said.append(f"lost, gaps: only suspect in compacted topics: {', '.join(sorted(compacted))}")
     if anew:
         said.append(
-            "order: only suspect where a topic was deleted under the lake; made anew, its offsets begin again:"
-            f" {_few(anew)}"
+            "order: only suspect in topics that were deleted and recreated during the lake's lifetime, because their"
+            f" offsets began again: {_few(anew)}"
         )
     if half_written:
         said.append(
-            "the lake has no checkpoint beside its tables, which would tell whether its last batch is whole: of a batch"
-            " under way records seem lost (--checkpoint names it)"
+            "lost, gaps: may belong to an incomplete last batch of the lake, because no checkpoint was found next to"
+            " its tables: specify it with --checkpoint"
         )
     if emptied:
-        said.append(f"lost, gaps: only suspect where retention has emptied partitions: {', '.join(sorted(emptied))}")
+        said.append(
+            f"lost, gaps: only suspect in topics with partitions emptied by retention: {', '.join(sorted(emptied))}"
+        )
     if whole is not None:
         said.append(f"gaps before {_time(whole)}: not judged, the topics do not go back further")
     if latest is not None:
-        said.append(f"what was purged after {_time(latest)}, and gaps: not judged, the lake ends a minute later")
+        said.append(f"rows purged after {_time(latest)}, and later gaps: not judged, the lake ends a minute later")
     if behind:
-        said.append(f"lost, gaps: only suspect where the lake may not have read so far: {', '.join(sorted(behind))}")
+        said.append(
+            "lost, gaps: only suspect in topics that the lake may not have read far enough:"
+            f" {', '.join(sorted(behind))}"
+        )
     if pending:
         said.append(f"{pending:,} records wait in the outbox: the verdict is not final")
     if record_timestamps:
-        said.append('latency: records bear the time of their rows (record_timestamp = "create_time")')
+        said.append('latency: records have the creation times of their rows (record_timestamp = "create_time")')
     return tuple(said)
 
 
@@ -226,44 +231,46 @@ def _time(moment: datetime) -> str:
 
 
 MEANINGS = {
-    FindingKind.LOST: "The archive has them as acknowledged by Kafka and purged, and none of the topics has them.",
+    FindingKind.LOST: "The archive says that Kafka acknowledged them and they were purged, but no topic has them.",
     FindingKind.REPEAT: "The same id was delivered again, with no later record of its key in between. At least once"
     " allows that after a crash; exactly once never does.",
-    FindingKind.LATE_REPEAT: "The same id was delivered again after a later record of its key: a reader is set back.",
-    FindingKind.SWAPPED: "First deliveries of a key with descending ids. Where writers of a key wait for each other, as"
-    " they should, that is a broken order; where they do not, neither order is right.",
-    FindingKind.GAP: "A lane numbers what it sends. These numbers were given out, and their records are not in the"
-    " topics.",
-    FindingKind.CLASH: "Two ids under one number of a lane: a reader of committed records must never see that.",
-    FindingKind.UNEXPECTED: "Delivered, but in neither outbox, quarantine nor archive: published though rolled back,"
-    " purged while the archive was off, or past the archive's retention.",
-    FindingKind.ACCEPTED: "The lake was allowed to go on without what Kafka had no longer (`--accept-loss`), or a key"
-    " was erased from it and not from the archive. These ids and numbers may have been among it.",
-    FindingKind.SCATTERED: "Between partitions there is no order. It comes from adding or choosing partitions.",
+    FindingKind.LATE_REPEAT: "The same id was delivered again after a later record of its key, which sets readers"
+    " back.",
+    FindingKind.SWAPPED: "First deliveries of a key with descending ids. If the writers of a key wait for each other,"
+    " as they should, its order was broken; otherwise neither order is right.",
+    FindingKind.GAP: "A lane numbers the records that it sends. These numbers were assigned, but their records are not"
+    " in the topics.",
+    FindingKind.CLASH: "Two ids have the same number of a lane, which a reader of committed records must never see.",
+    FindingKind.UNEXPECTED: "Delivered, but not in the outbox, the quarantine or the archive: published although rolled"
+    " back, purged while the archive was off, or older than the archive's retention.",
+    FindingKind.ACCEPTED: "The lake was allowed to continue without records that Kafka no longer had"
+    " (`--accept-loss`), or a key was erased from it but not from the archive. These ids and numbers may belong to such"
+    " records.",
+    FindingKind.SCATTERED: "There is no order between partitions. The cause: partitions were added, or rows chose them.",
 }
 
 HOLES = {
     "numbers_given_up": "given up: the quarantine, or a notice, names the record",
-    "numbers_handed_over": "left to a successor: a later producer or term sent what was left",
+    "numbers_handed_over": "left to a successor: a later producer or term sent the rest",
     "numbers_open": "under way or lost: nothing explains them",
-    "numbers_recent": "newer than the look at the outbox, or than what a lake surely has: probably under way",
+    "numbers_recent": "newer than the snapshot of the outbox, or than the complete part of a lake: probably under way",
     "numbers_edge": "at the edge of what was read: not judged",
 }
 
 
 def advice(skew: Skew, hot: Sequence[HotKey]) -> str:
-    """How many shards the keys are worth, and which keys stand in the way."""
+    """The advised number of shards, and the keys that limit it, in words."""
     said = f"{skew.records:,} records of {skew.keys:,} keys"
     said += f", {skew.keyless:,} without one. " if skew.keyless else ". "
     if not hot:
         return said + "Without keys any number of shards is loaded evenly."
     said += (
-        f"The hottest key, {hot[0].key!r}, has {skew.hottest:.1%}: no number of shards carries more than"
-        f" {skew.most:.1f} times what one does. "
+        f"The hottest key, {hot[0].key!r}, has {skew.hottest:.1%}: no number of shards can carry more than"
+        f" {skew.most:.1f} times the load of one. "
     )
     carried = {load.shards: load.carried for load in skew.loads}
     said += (
-        f"Advised: {skew.advised} shards, which carry {carried[skew.advised]:.1f} times one;"
+        f"Advised: {skew.advised} shards, which carry {carried[skew.advised]:.1f} times the load of one;"
         f" up to {max(carried)} carry {max(carried.values()):.1f} times. "
     )
     dominating = [one.key for one in hot if one.share >= 0.1]

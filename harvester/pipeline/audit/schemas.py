@@ -1,4 +1,4 @@
-"""The columns that the audit's frames have, and the words for what it finds."""
+"""The columns of the audit's frames and tables, and the names of its findings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harvester.pipeline.schemas import PLACE, Table, struct
 
 
 class FindingKind(StrEnum):
-    """What a finding is about."""
+    """The kind of a finding. `MEANINGS` in `report` explains each."""
 
     LOST = "lost"
     REPEAT = "repeated"
@@ -25,9 +25,9 @@ class FindingKind(StrEnum):
 
 
 class Severity(StrEnum):
-    """`violation`: a guarantee did not hold. `suspect`: it may have, for a reason that nothing here can tell.
+    """`violation`: a guarantee was broken. `suspect`: it may have been; the audit cannot decide.
 
-    `accepted`: somebody has let a lake go on without it.
+    `accepted`: a user let the lake continue without the records, or erased them.
     """
 
     VIOLATION = "violation"
@@ -36,7 +36,7 @@ class Severity(StrEnum):
 
 
 class RecordSource(StrEnum):
-    """Where the history names a record."""
+    """The table in which the history lists a record."""
 
     OUTBOX = "outbox"
     QUARANTINE = "quarantine"
@@ -54,28 +54,28 @@ _FINDING = (
 )
 
 RECORDS = struct(_RECORD, "problem string, inside boolean, notice binary")
-"""What was read: schemas.BRONZE without contents. `inside`: in the range; `notice`: the origin that a notice names."""
+"""The records read: schemas.BRONZE without contents. `inside`: in the range; `notice`: the origin in a notice."""
 
 MARKED = struct(_RECORD, "inside boolean, first boolean, after bigint")
-"""Records with an origin. `first`: the first delivery of its id; `after`: a higher id of its key that came before."""
+"""Records with an origin. `first`: the first delivery of its id; `after`: a higher id of its key that came earlier."""
 
 HISTORY = struct(
     "source string, incarnation string, id bigint, topic string, partition int, key binary, created_at timestamp,"
     " at timestamp, origin binary"
 )
-"""What the database knows. `at`: when it was purged or quarantined."""
+"""The rows in the database. `at`: when it was purged or quarantined."""
 
 GIVEN_UP = struct(_STREAM, "sequence bigint")
-"""Numbers that belong to records in quarantine."""
+"""The numbers of records that were given up or erased."""
 
 FINDINGS = struct(_FINDING)
-"""One row a finding; `at` is Kafka's time of the record, or that of its purge."""
+"""A row for each finding. `at`: Kafka's time of the record; for a lost one, the time of its purge."""
 
 
 def finding(
     rows: DataFrame, kind: Column | FindingKind, severity: Column | Severity, detail: Column | str, **other: Column
 ) -> DataFrame:
-    """Rows → FINDINGS: columns that are not given in `other` are those of the rows, or NULL."""
+    """Rows → FINDINGS. Columns not given in `other` are taken from the rows, or NULL if these lack them."""
     given = {"kind": kind, "severity": severity, "detail": detail, **other}
     found = []
     for field in FINDINGS:

@@ -1,11 +1,13 @@
-"""Numbers that are missing in a lane, found from the topics alone: `harvester.verify.sequences` as windows of Spark.
+"""Finds missing numbers of lanes from the topics alone: `harvester.verify.sequences` as Spark window functions.
 
-The words are that module's. Every producer of a lane numbers what it sends under a term 1, 2, 3, …, over all topics,
-so a number below the highest one that is not there is a record that was sent and is not in the log. It was given up
-(the quarantine names it), left to a successor (a later producer or term sent it again), or is open: under way or lost.
-Which id a missing number had is known of quarantined records only, so no number is told to stand elsewhere.
+The terms are those of that module. Every producer of a lane numbers the records that it sends under a term 1, 2, 3, …,
+across all topics, so a number missing below the highest one is a record that was numbered and is not in the log. It was
+given up (the quarantine, or a notice, names it), left to a successor (a later producer or term sent it again), or is
+open: under way or lost. The id of a missing number is known only for records that were given up, so an audit cannot
+tell whether its record was delivered under another number.
 
-Beyond that module an audit knows edges: what retention removed, or what lies before the range, looks like a hole.
+Unlike that module, an audit also considers edges: what retention removed, or what lies before the range, looks like a
+hole.
 """
 
 from __future__ import annotations
@@ -26,22 +28,22 @@ _NUMBER = (*STREAM, "sequence")
 
 
 class SequenceHole(StrEnum):
-    """Why numbers are missing. The first three are those of `verify`; the last two are nobody's fault to judge."""
+    """Why numbers are missing. The first three kinds are those of `verify`; the last two cannot be judged."""
 
     GIVEN_UP = "given up"
     HANDED_OVER = "left to a successor"
     OPEN = "under way or lost"
-    RECENT = "newer than the look at the outbox, or than what a lake surely has"
+    RECENT = "newer than the snapshot of the outbox, or than the complete part of a lake"
     EDGE = "at the edge of what was read"
 
 
 def given_up(history: DataFrame, records: DataFrame) -> DataFrame:
-    """HISTORY and RECORDS → GIVEN_UP: the numbers that the quarantine, or a notice among the records, names."""
+    """HISTORY and RECORDS → GIVEN_UP: the numbers of quarantined records, and those named by notices."""
     assert "origin" in HISTORY.names
     assert "notice" in RECORDS.names
     raw = history.select("origin").unionByName(records.select(F.col("notice").alias("origin")))
     raw = raw.where(F.col("origin").isNotNull())
-    # As if it were a record of Kafka: the header is read in one place.
+    # Shaped like Kafka's rows, so that `bronze_columns` remains the only decoder of the header.
     header = F.array(F.struct(F.lit("harvester").alias("key"), F.col("origin").alias("value")))
     nothing = F.lit(None)
     rows = raw.select(
@@ -55,7 +57,7 @@ def given_up(history: DataFrame, records: DataFrame) -> DataFrame:
 
 
 def numbers(marked: DataFrame, given_up: DataFrame) -> DataFrame:
-    """MARKED and GIVEN_UP → a row for each number of a stream: `ids` that have it (0: given up), and the last place."""
+    """MARKED and GIVEN_UP → a row for each number: the count of its `ids` (0: given up), and its latest record `at`."""
     assert set(_NUMBER) <= set(MARKED.names)
     place = F.struct("timestamp", "topic", "partition", "offset", "id", "key", "inside")
     seen = marked.groupBy(*_NUMBER).agg(F.size(F.collect_set("id")).alias("ids"), F.max(place).alias("at"))
@@ -64,14 +66,15 @@ def numbers(marked: DataFrame, given_up: DataFrame) -> DataFrame:
 
 
 def gaps(numbers: DataFrame, last: DataFrame, whole: datetime | None, read_at: datetime | None) -> DataFrame:
-    """`numbers` and the streams that nothing followed → numbers first … last of a stream, and why they are missing.
+    """`numbers` and `last_streams` → the missing numbers `first` … `last` of a stream, and why: `hole`.
 
-    `whole`: since when the topics have everything; None: from their beginning. `read_at`: when the outbox was looked
-    at, or up to when the topics have everything; None: nothing is told to be under way.
+    `at`: the next record; `previous_at`: the time of the record before. `whole`: the time since which the topics are
+    complete; None: from their beginning. `read_at`: the time up to which they are complete, or at which the outbox was
+    read; holes before later records are RECENT. None: none are.
     """
     stream = Window.partitionBy(*STREAM)
     before = stream.orderBy("sequence")
-    # The record that comes next, over numbers that only the quarantine knows; a window that looks ahead is quadratic.
+    # `next`: the next record, skipping numbers without one. Sorted descending: a window ahead would be quadratic.
     up_to_here = stream.orderBy(F.desc("sequence")).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     earlier = before.rowsBetween(Window.unboundedPreceding, -1)
     rows = (
@@ -102,7 +105,7 @@ def gaps(numbers: DataFrame, last: DataFrame, whole: datetime | None, read_at: d
 
 
 def last_streams(streams: DataFrame) -> DataFrame:
-    """(STREAM, last_at) → STREAM: of each lane of an incarnation's last term the one whose records are the latest."""
+    """(STREAM, last_at) → STREAM: for each lane of an incarnation's last term, the stream with the latest record."""
     incarnation = Window.partitionBy("incarnation")
     lane = Window.partitionBy("incarnation", "lane").orderBy(F.desc("last_at"), F.desc("producer"))
     latest = streams.withColumn("_term", F.max("term").over(incarnation)).where(F.col("term") == F.col("_term"))
@@ -110,7 +113,7 @@ def last_streams(streams: DataFrame) -> DataFrame:
 
 
 def open_gaps(gaps: DataFrame, severity: Severity, losses: Collection[AcceptedLoss] = ()) -> DataFrame:
-    """`gaps` → FINDINGS: the open ones, each at the record whose number comes next."""
+    """`gaps` → FINDINGS: the open ones, each at the record with the next number."""
     rows = gaps.where((F.col("hole") == SequenceHole.OPEN) & F.col("at.inside"))
     size = F.try_add(F.try_subtract("last", "first"), F.lit(1))
     accepted = explained(losses, begun="previous_at", ended="at.timestamp", size=size)
@@ -125,7 +128,7 @@ def open_gaps(gaps: DataFrame, severity: Severity, losses: Collection[AcceptedLo
 
 
 def clashes(numbers: DataFrame) -> DataFrame:
-    """`numbers` → FINDINGS: numbers that several ids have; never right for a reader of what is committed."""
+    """`numbers` → FINDINGS: numbers with several ids, which a reader of committed records must never see."""
     rows = numbers.where((F.col("ids") > 1) & F.col("at.inside"))
     detail = F.format_string(
         "term %d, lane %d, producer %d: number %d has %d ids", "term", "lane", "producer", "sequence", "ids"

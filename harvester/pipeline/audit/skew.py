@@ -1,9 +1,9 @@
-"""Hot keys, and how evenly so many shards would be loaded, by the relay's own hash.
+"""Finds hot keys, and computes the load of each number of shards, with the relay's own hash.
 
-A key is never in two shards, so the hottest one bounds what shards can do for the whole load. Keys are counted by
-bucket of their hash once; a number of shards that divides the number of buckets then follows from these counts alone.
-The hash is Kafka's, `harvester.delivery.partitioner.murmur2` byte for byte, by which the relay chooses a shard and
-producers a partition. Spark's own `hash` is another one.
+A key is never in two shards, so the hottest key limits what any number of shards can carry. Records are counted once,
+by bucket of their key's hash; the load of every number of shards that divides the number of buckets follows from these
+counts. The hash is Kafka's, `harvester.delivery.partitioner.murmur2` byte for byte, with which the relay chooses a
+shard and producers choose a partition. Spark's own `hash` is a different one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POSITIVE = 0x7FFFFFFF
 
 
 def murmur2(key: Column) -> Column:
-    """Binary → bigint, 0 to 2³¹ - 1; NULL for NULL. Products stay below 2⁶³, which ANSI rules would refuse."""
+    """Binary → bigint, 0 to 2³¹ - 1; NULL for NULL. Products stay below 2⁶³: in ANSI mode an overflow is an error."""
     size = F.length(key)
     words = F.floor(size / F.lit(4)).cast("int")
     # sequence(0, -1) would count down.
@@ -51,7 +51,7 @@ def _shifted(number: Column, bits: int) -> Column:
 
 
 def _number(raw: Column, most: int) -> Column:
-    """Up to so many bytes as a number, the lowest first; 0 for none."""
+    """Up to `most` bytes as a little-endian number; 0 if there are none."""
     digits = F.hex(raw)
     turned = F.concat(*(F.substring(digits, 2 * place + 1, 2) for place in reversed(range(most))))
     return F.coalesce(F.conv(F.concat(F.lit("0"), turned), 16, 10).cast("bigint"), F.lit(0))
@@ -71,9 +71,9 @@ def places(marked: DataFrame) -> DataFrame:
 
 
 def hot_keys(places: DataFrame) -> DataFrame:
-    """`places` → (key, bucket, records, keys): the hottest keys, with a bucket of NULL, and every bucket's counts.
+    """`places` → (key, bucket, records, keys): a row for each of the hottest keys, and one for each bucket.
 
-    Records without a key are the row of neither.
+    The other column is NULL; in the row for records without a key, both are.
     """
     keyed = places.groupBy("key").agg(F.sum("records").alias("records"))
     named = keyed.where(F.col("key").isNotNull())
@@ -89,7 +89,7 @@ def hot_keys(places: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class ShardLoad:
-    """With so many shards: the share of all records that the busiest has, and how many times one shard they carry."""
+    """With this many shards: the busiest one's share of all records, and their joint capacity in units of one shard."""
 
     shards: int
     busiest: float
@@ -98,7 +98,7 @@ class ShardLoad:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """`hottest`: the share of the hottest key. `most`: no number of shards carries more than so many times one."""
+    """`hottest`: the share of the hottest key. `most`: its bound for the capacity of any number of shards."""
 
     records: int
     keys: int
@@ -110,9 +110,9 @@ class Skew:
 
 
 def skew(buckets: Mapping[int, int], keys: int, keyless: int, hottest: int) -> Skew:
-    """Records by bucket, the number of keys, records without one, records of the hottest key → the advice.
+    """The loads and the advised number of shards. `buckets`: records by bucket; `keyless`: records without a key.
 
-    Advised is the smallest number of shards that carries three quarters of what any number of SHARDS does.
+    `hottest`: the records of the hottest key. Advises the smallest of SHARDS with three quarters of the best capacity.
     """
     total = sum(buckets.values()) + keyless
     share = hottest / total if total else 0.0
@@ -123,7 +123,7 @@ def skew(buckets: Mapping[int, int], keys: int, keyless: int, hottest: int) -> S
 
 
 def _load(buckets: Mapping[int, int], keyless: int, total: int, shards: int) -> ShardLoad:
-    held = [keyless / shards] * shards  # these go round by id
+    held = [keyless / shards] * shards  # these are distributed by id
     for bucket, records in buckets.items():
         held[bucket % shards] += records
     busiest = max(held) / total if total else 1 / shards

@@ -149,7 +149,7 @@ def from_text(text: str, where: str) -> ReplayProgress:
             raise CheckpointMismatch(f"{where} has version {version}, not {_VERSION}")
         return _STORED.validate_python(stored)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointMismatch(f"{where} cannot be read", hint="start a new one from where it stopped") from error
+        raise CheckpointMismatch(f"{where} cannot be read", hint="start a new replay where it stopped") from error
 
 
 HEADER = "harvester-replay"
