@@ -1,18 +1,18 @@
-"""The job `drain`: a backlog moved by a cluster, slice by slice, under a term borrowed from the harvesters.
+"""The job `drain`: a cluster publishes a backlog, slice by slice, under a term borrowed from the harvesters.
 
-    renew ─▶ choose rows, in a snapshot ─▶ set aside what can be no record ─▶ send ─▶ purge ─▶ next slice
-                                                  └─▶ quarantine, choose again
+    renew ─▶ select rows, in a snapshot ─▶ set poison rows aside ─▶ send ─▶ purge ─▶ next slice
+                                                └─▶ quarantine, select again
 
-Each slice begins at the head of the outbox: what a slice before has sent is purged by then, and what was committed
-late is found. Nothing of a slice is purged before all of it was acknowledged, so a drain that is killed loses
-nothing, and repeats the slice that it was at. Order: rows of a key go through one task, in the order of their ids,
-and no slice begins before the one ahead of it has ended. Rows that can be no record are found before anything of the
-slice is sent, and moved to quarantine as the relay would.
+Each slice begins at the head of the outbox: previous slices are purged by then, and rows that were committed late are
+found. Nothing of a slice is purged before all of it is acknowledged, so a drain that is killed loses nothing, and the
+current slice is repeated. *Order*: one task sends the rows of a key, in id order, and no slice begins before the
+previous one has ended. Poison rows, which cannot become records, are found before anything of the slice is sent, and
+are quarantined as by the relay.
 
-The driver renews the lease while it works. Should it be cut off, its tasks stop before the lease ends (`Times`), so
-that whoever has the term next finds nothing of ours on its way (rule P32). After a failure a task may still be
-running somewhere, so the term is not released then: the lease has to end. What an exactly-once predecessor left is
-settled when the term is taken: its lanes are fenced, and what they have committed is purged.
+The driver renews the lease while it works. If it is cut off, its tasks stop before the lease ends (`Times`), so that
+nothing of ours is on the wire when the next holder takes the term (rule P32). After a failure a task may still be
+running somewhere, so the term is not released, and the next holder waits until the lease has expired. When the drain
+takes the term from an exactly-once predecessor, it fences that one's lanes, and purges what they have committed.
 """
 
 from __future__ import annotations
@@ -51,25 +51,26 @@ from harvester.wiring import expiry_s, owner_of, take_over_mode
 
 @dataclass(frozen=True, slots=True)
 class _Borrowing:
-    """A drain that fences its predecessor's lanes (`TakeOver`)."""
+    """The drain as the `TakeOver` that fences its predecessor's lanes."""
 
     is_over: Callable[[], bool]
 
     def pause(self, seconds: float) -> None:
-        """Between two attempts."""
+        """Waits between two attempts."""
         time.sleep(seconds)
 
     def trouble(self, text: str | None) -> None:
-        """Nobody is told: the drain fails if it takes too long."""
+        """Not reported: the drain fails if it takes too long."""
 
     def ids_given_again(self) -> None:
-        """The drain fails; the next leader begins another incarnation."""
+        """Nothing to do: the drain fails, and the next leader begins another incarnation."""
 
 
 def settle(config: Config, is_over: Callable[[], bool]) -> Callable[[TermRow, int, UUID, UUID], None]:
-    """For a Borrower: called with the row that the term was taken from, the term, its holder and the incarnation.
+    """Settles what an exactly-once predecessor left; a Borrower calls the result after taking the term.
 
-    Raises SchemaError, BrokerUnavailable, BrokerError, DatabaseUnavailable, TermLost.
+    Its arguments are the term row before that, the term, its holder and the incarnation. It raises SchemaError,
+    BrokerUnavailable, BrokerError, DatabaseUnavailable, TermLost.
     """
     mode = take_over_mode(config.model_copy(update={"delivery": AT_LEAST_ONCE}), "harvester drain/lanes")
 
@@ -88,9 +89,9 @@ _TURN_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class DrainSettings:
-    """`kafka` has options as Kafka's Java client names them. `slice_records`, `slice_bytes` bound a slice.
+    """`kafka`: options of Kafka's Java client. `slice_records`, `slice_bytes`: the limits of a slice.
 
-    `records`: stop after so many; `leave`: stop when no more than so many are left.
+    `records`: stop after this many; `leave`: stop when no more than this many are left.
     """
 
     config: Config
@@ -106,7 +107,7 @@ class DrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class DrainSliceDone:
-    """What a finished slice says; times in seconds. `left`: records that are left, about."""
+    """A finished slice. `left`: approximately how many records are left; `quarantined`: since the previous slice."""
 
     number: int
     records: int
@@ -117,7 +118,7 @@ class DrainSliceDone:
 
 @dataclass(slots=True)
 class DrainReport:
-    """Everything that was done. `taken`: whether there was a term to drain under."""
+    """The results of a drain. `taken`: whether it had the term."""
 
     records: int = 0
     quarantined: int = 0
@@ -134,10 +135,11 @@ def run(
     progress: Callable[[DrainSliceDone], None] = lambda _: None,
     waiting: Callable[[str], None] = lambda _: None,
 ) -> DrainReport:
-    """Drain until nothing is left, or until `stop()`: then the slice that is in progress is finished.
+    """Drains until nothing is left, or until `stop()`, after which it finishes the current slice.
 
-    Raises ConfigurationError, DatabaseUnavailable, SchemaError, BrokerUnavailable, TermLost; PoisonRecord by
-    poison.policy; PipelineError for a slice that was not written. What was purged was written, always.
+    `waiting` is called with what the drain waits for. Raises ConfigurationError, DatabaseUnavailable, SchemaError,
+    BrokerUnavailable, TermLost; PoisonRecord, depending on poison.policy; PipelineError if a slice was not written.
+    Purged rows were always written.
     """
     config = settings.config
     refuse(spark, config)
@@ -172,25 +174,25 @@ def run(
 
 
 def refuse(spark: SparkSession, config: Config) -> None:
-    """ConfigurationError for what Spark's Kafka sink cannot do, or must not."""
+    """Raises ConfigurationError for settings that Spark's Kafka sink cannot or must not honour."""
     problems = []
     if not config.record_header:
-        problems.append(Problem("record_header", "is empty: records would not say where they come from"))
+        problems.append(Problem("record_header", "is empty: records would lack the header that identifies them"))
     if config.record_timestamp != "produce":
         problems.append(Problem("record_timestamp", "cannot be kept: Spark's Kafka sink sets no timestamps", "produce"))
     if config.tracing.enabled:
-        problems.append(Problem("tracing.enabled", "cannot be kept: Spark's Kafka sink makes no spans", "false"))
+        problems.append(Problem("tracing.enabled", "cannot be kept: Spark's Kafka sink creates no spans", "false"))
     if config.oversize.policy == "claim-check":
-        text = "puts values into a store, and a drain would quarantine their rows"
+        text = "stores large values, but a drain would quarantine their rows"
         problems.append(Problem("oversize.policy", text, "quarantine; or let `harvester start` publish them"))
     if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
-        problems.append(Problem("--conf spark.speculation", "would send a key by two tasks at once", "false"))
+        problems.append(Problem("--conf spark.speculation", "would let two tasks send the same key at once", "false"))
     if problems:
-        raise ConfigurationError(problems, hint="--set and --conf change them for this job alone")
+        raise ConfigurationError(problems, hint="--set and --conf change them for this job only")
 
 
 class _Drain:
-    """A drain under its loan. The calling thread alone talks to the borrower; Spark and the purges have their own."""
+    """A drain under its loan. Only the calling thread uses the borrower; Spark and purges run in other threads."""
 
     def __init__(
         self,
@@ -212,7 +214,7 @@ class _Drain:
         )
         self._settings, self._times, self._borrower, self._loan = settings, durations, borrower, loan
         self._snapshot, self._writer, self._waiting = snapshot, writer, waiting
-        self._renew_at = self._asked_at = 0.0  # the one by a clock that only goes, the other by that of the tasks
+        self._renew_at = self._asked_at = 0.0  # by the monotonic clock; by the tasks' clock
         self._topics = Topics(config)
         self._purgers = Purgers(
             config.dsn, config.table, Rules(config.archive, config.poison.notice_topic), str(borrower.session.place),
@@ -223,14 +225,14 @@ class _Drain:
         self.report = DrainReport(taken=True)
 
     def close(self) -> None:
-        """Give the term back, if nothing can be on its way."""
+        """Ends all threads, and releases the term unless something may still be on the wire."""
         self._sending.shutdown()
         self._purgers.close()
         if not self._in_doubt:
             self._borrower.release()
 
     def perform(self, stop: Callable[[], bool], progress: Callable[[DrainSliceDone], None]) -> None:
-        """Slice after slice; `report` grows with each."""
+        """Sends slice after slice, each of which is added to `report`."""
         report, snapshot, most = self.report, self._snapshot, self._settings.slice_records
         began, quarantined = time.monotonic(), 0
         wanted = min(drain_slice.FIRST_RECORDS, most)
@@ -260,12 +262,12 @@ class _Drain:
         most = self._settings.records
         return wanted if most is None else min(wanted, most - self.report.records)
 
-    # -- rows that can be no record
+    # -- poison rows
 
     def _set_aside(self, chosen: SliceRows, topics: Mapping[str, TopicLimits]) -> int:
-        """Moves poison rows to quarantine, some of them at least; how many. Unless 0, the slice has to be chosen anew.
+        """Quarantines poison rows, not necessarily all; returns how many. Unless 0, the slice must be selected again.
 
-        Raises PoisonRecord where the policy is another one: to hold a key is left to the harvesters.
+        Raises PoisonRecord if the policy is not to quarantine them: only harvesters can hold keys.
         """
         looked_up = [(share, topics.get(share.topic or "")) for share in chosen.shares]
         shares = [(share, topic) for share, topic in looked_up if is_doubtful(share, topic, self._rules)]
@@ -288,7 +290,7 @@ class _Drain:
             self._keep()
             attempts = config.limits.max_attempts if why.startswith("_UNKNOWN") else 1
             moved += self._purgers.quarantine(record_id, why, attempts, loan.term, loan.holder)
-        return max(moved, 1)  # a row that is gone has changed the slice as well
+        return max(moved, 1)  # a row that is gone changes the slice, too
 
     # -- sending
 
@@ -309,13 +311,13 @@ class _Drain:
         self._in_doubt = False
 
     def _check_limits(self, topics: Mapping[str, TopicLimits]) -> None:
-        """Records of a batch that was refused as too large may be lost without a word (`sink_options`)."""
+        """Raises PipelineError if a size limit was lowered, because records may then be lost (`sink_options`)."""
         now = self._topics.look(topics)
         lowered = [name for name, topic in topics.items() if name not in now or now[name].most_bytes < topic.most_bytes]
         if lowered:
             raise PipelineError(
-                f"{', '.join(lowered)}: max.message.bytes was lowered while a slice was sent: parts may be missing",
-                hint="nothing of it is purged: start the drain again",
+                f"{', '.join(lowered)}: max.message.bytes was lowered while a slice was sent: records may be missing",
+                hint="none of it was purged: start the drain again",
             )
 
     # -- the lease
@@ -329,7 +331,7 @@ class _Drain:
             self._keep()
 
     def _keep(self) -> None:
-        """Renew when it is time; a database that is away is asked again, and the tasks keep to the lease they know."""
+        """Renews the lease when due, or later if the database is unavailable; tasks obey the last known lease."""
         if time.monotonic() < self._renew_at:
             return
         try:
@@ -349,7 +351,7 @@ _AGAIN_S = 1.0
 
 
 class Purgers:
-    """Sessions that purge what was sent by the relay's own statement, which archives as well, and a thread for each.
+    """Sessions, each with a thread, that purge sent rows with the relay's own statement, which also archives them.
 
     Methods raise DatabaseUnavailable, SchemaError, TermLost.
     """
@@ -363,13 +365,13 @@ class Purgers:
         self._pool = ThreadPoolExecutor(sessions, thread_name_prefix="purge")
 
     def close(self) -> None:
-        """End the sessions, once what runs has ended."""
+        """Waits for running purges, then ends the sessions."""
         self._pool.shutdown()
         for session in self._sessions:
             session.close()
 
     def purge(self, ids: Sequence[int], waiting: Callable[[str], None]) -> list[Future[None]]:
-        """Deletes these rows (ascending), which Kafka has acknowledged."""
+        """Deletes acknowledged rows; `ids` are ascending. `waiting` is called about rows locked by others."""
         chunks = [ids[at : at + _CHUNK_RECORDS] for at in range(0, len(ids), _CHUNK_RECORDS)]
         count = len(self._sessions)
         return [
@@ -378,7 +380,7 @@ class Purgers:
         ]
 
     def quarantine(self, record_id: int, error: str, attempts: int, term: int, holder: UUID) -> bool:
-        """Moves one row to quarantine; False: it was gone."""
+        """Moves one row to quarantine; False if it was gone."""
         poison = PoisonRow(record_id, error, attempts, datetime.now(UTC), term, str(holder))
         session = self._sessions[0]
         outcome: QuarantineOutcome | None = None
@@ -389,7 +391,7 @@ class Purgers:
 
         _insist(session, move, f"move record {record_id} to quarantine")
         if outcome is QuarantineOutcome.FENCED:
-            raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
+            raise TermLost(f"term {term} of this drain has ended: another process has taken it")
         return outcome is QuarantineOutcome.MOVED
 
 
@@ -408,13 +410,13 @@ def _purge(session: PurgeSession, chunks: Sequence[Sequence[int]], waiting: Call
     for chunk in chunks:
         locked = chunk
         while locked:
-            _insist(session, delete, "purge what was sent")
+            _insist(session, delete, "purge sent records")
             if locked:
-                waiting(f"{len(locked)} records that were sent are locked by another session")
+                waiting(f"{len(locked)} sent records are locked by another session")
 
 
 def _insist(session: PurgeSession, action: Callable[[], None], what: str) -> None:
-    """Repeats the action in a new session when the session was lost, for a while."""
+    """Performs the action; if the session was lost, repeats it in a new one, up to _ATTEMPTS times."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with database_errors(what):

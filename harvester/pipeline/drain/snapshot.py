@@ -1,7 +1,7 @@
-"""A slice's transaction: it chooses the rows, lends its snapshot to the tasks, and stays open until they are purged.
+"""The transaction of a slice: selects the rows, exports its snapshot to the tasks, stays open until they are purged.
 
-As long as it is open the outbox cannot be truncated, so that an id means the same row when it is read, sent and purged.
-Thin. Raises DatabaseUnavailable, SchemaError, TermLost.
+While it is open the outbox cannot be truncated, so an id means the same row when it is read, sent and purged. Raises
+DatabaseUnavailable, SchemaError, TermLost.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ _DOUBTFUL_RECORDS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class SliceRows:
-    """The rows of a slice: all of them from the first id to the last, in this snapshot."""
+    """The rows of a slice: all rows from the first to the last id, in this snapshot."""
 
     ids: list[int]
     shares: list[Share]
     snapshot: str
-    left: int  # behind them, at most
-    shifted: bool = False  # a header array does not begin with 1
+    left: int  # after them, at most
+    shifted: bool = False  # a header array's lower bound is not 1
 
     @property
     def headers(self) -> tuple[int, int]:
+        """The fewest and the most of a row."""
         return min(share.headers[0] for share in self.shares), max(share.headers[1] for share in self.shares)
 
     @property
@@ -47,7 +48,7 @@ class SliceRows:
 
 
 class Snapshot:
-    """The transaction of one slice at a time, on a connection of its own. A context manager."""
+    """The transaction of one slice at a time, on its own connection. A context manager."""
 
     def __init__(self, dsn: str, table: OutboxTable, place: OutboxIdentity | None) -> None:
         self._dsn, self._table, self._place = dsn, table, place
@@ -60,7 +61,7 @@ class Snapshot:
                 self.shape: OutboxShape = inspect(self._connection, self._table)
                 place = read_place(self._connection, self._table, sequence_oid(self.shape.sequence))
             if self._place is not None and (reason := place.why_not(self._place)) is not None:
-                raise TermLost(f"the database is another one than before: {reason}")
+                raise TermLost(f"the database has changed: {reason}")
         except BaseException:
             self._connection.close()
             raise
@@ -70,8 +71,8 @@ class Snapshot:
         self._connection.close()
 
     def choose(self, limit: int, most_bytes: int, term: int, holder: UUID) -> SliceRows | None:
-        """Begin a slice of at most so many records, and of about so many bytes at most; None: there are none."""
-        with database_errors("choose rows of the outbox"):
+        """Begins a slice of at most `limit` records and, approximately, `most_bytes`; None if there are no rows."""
+        with database_errors("select rows of the outbox"):
             self.end()
             self._connection.execute(sql.BEGIN)
             self._connection.execute(sql.SETTINGS)
@@ -84,9 +85,9 @@ class Snapshot:
     def doubtful(
         self, ids: tuple[int, int], shares: list[tuple[Share, TopicLimits | None]], rules: DrainRules
     ) -> list[tuple[Decoded, int | None]]:
-        """Rows of these shares, between two ids, that may be no records: the first of them, and their values' bytes."""
+        """The first rows of these shares within `ids` that may be poison, each with its value's number of bytes."""
         query = sql.doubtful(self._table, self.shape, ids, shares, rules, _DOUBTFUL_RECORDS)
-        with database_errors("look at rows of the outbox"):
+        with database_errors("inspect rows of the outbox"):
             rows = copy_rows(self._connection, query, _SILENCE_S)
         found: list[tuple[Decoded, int | None]] = []
         for record in decode(b"".join(raw for _, _, raw in rows)):
@@ -95,7 +96,7 @@ class Snapshot:
         return found
 
     def end(self) -> None:
-        """Give up the snapshot."""
+        """Ends the transaction."""
         with database_errors("end a slice"):
             self._connection.rollback()
 
@@ -117,7 +118,7 @@ class Snapshot:
     def _check(self, term: int, holder: UUID) -> None:
         row = self._connection.execute(sql.standing(self._table, self.shape)).fetchone()
         if row is None or (row[0], row[1]) != (term, holder):
-            raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
+            raise TermLost(f"term {term} of this drain has ended: another process has taken it")
         file = row[2]
         if self._file is not None and file != self._file:
             raise OutboxError("the ids of the outbox have started again", hint="start the drain again")

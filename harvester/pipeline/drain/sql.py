@@ -1,11 +1,11 @@
-"""The SQL of a bulk drain: which rows a slice has, which of them have to be looked at, how a task reads its part.
+"""The SQL of a bulk drain: selects the rows of a slice, finds those to be inspected, and reads a task's part. Pure.
 
-Text only. One transaction chooses the slice and lends its snapshot to the sessions that read it, so that all of them,
-and each that reads a part once more, see the same rows: of two rows of a key, a later snapshot could show the second
-to one session while an earlier one had kept the first from another.
+One transaction selects the slice and exports its snapshot to the sessions that read it, so that all of them, including
+those that repeat a read, see the same rows. Otherwise, of two rows of a key, one session might see the second while the
+first was not yet visible to another.
 
-A task reads one *bucket*, the rows of its keys, in the order of their ids. Each of them goes through the ids of the
-whole slice for that (0.2 µs a row), which costs less than shuffling the rows, and keeps nothing in memory.
+A task reads one *bucket*, the rows of its keys, in id order. To do so, each task scans the ids of the whole slice
+(0.2 µs a row), which costs less than shuffling the rows, and needs no memory.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from harvester.pipeline.drain.slices import DrainRules as PoisonRules
 from harvester.pipeline.drain.slices import Share, TopicLimits, limit_bytes
 
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-# By id, whatever the planner's statistics say (those of an outbox are out of date), however long it takes; a session
-# says nothing while Kafka has no room.
+# Forces reading by primary key: the planner's statistics of an outbox are outdated. There are no timeouts, because a
+# slice may take long, and a session is idle while producers wait for room.
 SETTINGS = (
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;"
     " SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
 )
-_SMALL_ARRAY_BYTES = 200  # of a compressed one the size would say little
-_MARGIN_BYTES, _HEADER_BYTES = 300, 12  # of a record beyond what its columns take, and of each header
+_SMALL_ARRAY_BYTES = 200  # a larger one may be compressed, and its stored size misleading
+_MARGIN_BYTES, _HEADER_BYTES = 300, 12  # the overhead of a record, and of each header
 
 
 def same_snapshot(snapshot: str) -> str:
-    """What a session executes at its beginning, to see what the one with this snapshot sees."""
+    """Executed at the start of a session, so that it sees the same rows as the one that exported this snapshot."""
     return (
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;"
         f" SET TRANSACTION SNAPSHOT {literal(snapshot)}; {SETTINGS}"
@@ -39,13 +39,13 @@ def same_snapshot(snapshot: str) -> str:
 
 
 def standing(table: OutboxTable, shape: OutboxShape) -> str:
-    """Term, holder, the file of the outbox's sequence (which changes when ids start again)."""
+    """Selects the term, its holder, and the file of the outbox's sequence, which changes if ids start again."""
     file = "NULL::bigint" if shape.sequence is None else file_of(shape.sequence)
     return f"SELECT term, holder, {file} FROM {table.term}"
 
 
 def choose(table: OutboxTable, shape: OutboxShape, limit: int) -> str:
-    """The first rows, topic by topic: the fields of Share, whether an array does not begin with 1, and the ids."""
+    """Selects the first `limit` rows, by topic: the fields of Share, whether a lower bound is not 1, and the ids."""
     return (
         "SELECT x.topic, count(*), sum(x.bytes)::bigint, max(x.bytes), min(x.place), max(x.place), min(x.headers),"
         " max(x.headers), bool_or(x.odd), bool_or(x.shifted), array_agg(x.id)"
@@ -63,8 +63,10 @@ def doubtful(
     rules: PoisonRules,
     limit: int,
 ) -> str:
-    """Rows of these shares, between two ids, that may be no records: as `harvester.delivery.decode` reads them from a
-    COPY, but in place of the value the number of its bytes."""
+    """Copies the rows of these shares within `ids` that may be poison, in the format of `harvester.delivery.decode`.
+
+    In place of each value is its number of bytes.
+    """
     conditions = [_condition(shape, share, topic, rules) for share, topic in shares]
     partition = f"coalesce({_place(shape)}::bigint, '-9223372036854775808'::bigint)"
     return (
@@ -79,9 +81,9 @@ def doubtful(
 def read(
     table: OutboxTable, shape: OutboxShape, ids: tuple[int, int], headers: int, tasks: int, *, shifted: bool = False
 ) -> str:
-    """The rows between two ids, in brackets and with a name, as `slices.sink_rows` takes them, and their `bucket`."""
+    """A named subquery for the rows within `ids`, with the columns of `slices.sink_rows` and `bucket`."""
     names, values = "o.kafka_header_keys", "o.kafka_header_values"
-    if shifted:  # a slice of an array begins with 1
+    if shifted:  # the lower bound of an array's slice is 1
         names, values = f"({names}[:])", f"({values}[:])"
     pairs = "".join(
         f", {names}[{number}] AS name_{number}, convert_to({values}[{number}], 'UTF8') AS value_{number}"
@@ -95,7 +97,7 @@ def read(
     )
 
 
-# A server before 14 calculates in double precision, which holds microseconds until the year 2255.
+# Servers before 14 calculate in double precision, which is exact to the microsecond until the year 2255.
 _CREATED_US = "CASE WHEN isfinite(o.create_time) THEN (extract(epoch FROM o.create_time) * 1000000)::bigint ELSE 0 END"
 _ODD = (
     "CASE WHEN array_ndims(o.kafka_header_keys) > 1 OR array_ndims(o.kafka_header_values) > 1 THEN true"
@@ -123,10 +125,10 @@ def _place(shape: OutboxShape) -> str:
 
 
 def _bytes() -> str:
-    """A record's size, estimated from above."""
+    """An upper estimate of a record's size."""
 
     def array(column: str) -> str:
-        # Of an array there is no length without reading it; the size of what is stored will do for small ones.
+        # An array's exact length requires reading it; for small ones, the stored size is good enough.
         return (
             f"CASE WHEN pg_column_size({column}) <= {_SMALL_ARRAY_BYTES} THEN pg_column_size({column})"
             f" ELSE octet_length(array_to_string({column}, '', '')) END"
@@ -140,7 +142,7 @@ def _bytes() -> str:
 
 
 def _bucket(shape: OutboxShape, tasks: int) -> str:
-    """Equal keys, equal buckets, in whatever topics; rows without a key anywhere."""
+    """The same bucket for equal keys, across topics; rows without a key are distributed by id."""
     key = "o.kafka_key" if shape.key_type == "text" else "encode(o.kafka_key, 'hex')"
     hashed = f'hashtext({key}::text COLLATE "C")::bigint & 2147483647'
     return f"coalesce({hashed}, o.id & 2147483647) % {tasks:d}"

@@ -1,4 +1,4 @@
-"""Sends a slice: tasks of Spark read it and write it to Kafka, whose brokers say how large a record may be."""
+"""Sends slices: Spark tasks read the rows and write them to Kafka. Also looks up topics and their size limits."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.session import clear_errors
 
 _TIMEOUT_S = 10.0
-_DEFAULT_BYTES = 1_048_588  # of brokers, where their configuration may not be read
+_DEFAULT_BYTES = 1_048_588  # the brokers' default, if the topic's configuration may not be read
 _LIMIT = "max.message.bytes"
 
 
 class Topics:
-    """What the brokers say of topics. An unknown topic is asked for as often as the relay would."""
+    """Looks up topics at the brokers, missing ones as often as the relay would."""
 
     def __init__(self, config: Config) -> None:
         options, self._limits = config.common_options(), config.limits
@@ -36,9 +36,9 @@ class Topics:
         self._admin = AdminClient({**options, **SILENT})
 
     def look(self, names: Collection[str]) -> dict[str, TopicLimits]:
-        """Those of these topics that there are. Raises BrokerUnavailable.
+        """The existing ones of these topics. Raises BrokerUnavailable.
 
-        Asking for a topic by its name makes it where brokers do that, as producing to it would.
+        Requesting a topic by name creates it if brokers create topics automatically, as producing to it would.
         """
         if not names:
             return {}
@@ -59,7 +59,7 @@ class Topics:
             limits = self._most_bytes(list(found))
         except (KafkaException, TimeoutError) as error:
             text = error.args[0].str() if isinstance(error, KafkaException) else "no answer"
-            raise BrokerUnavailable(f"Kafka at {self._servers} does not say which topics there are: {text}") from error
+            raise BrokerUnavailable(f"Kafka at {self._servers} did not list its topics: {text}") from error
         return {name: TopicLimits(count, limits.get(name, _DEFAULT_BYTES)) for name, count in found.items()}
 
     def _partitions(self, topic: str | None) -> dict[str, int]:
@@ -87,7 +87,7 @@ _ANY_LIMITS = (1 << 20, 1 << 20)
 
 
 class SliceWriter:
-    """Reads slices and sends them, by one task for each core unless `tasks` says otherwise. Raises PipelineError."""
+    """Reads and sends slices, with `tasks` tasks, by default one per core. Raises PipelineError."""
 
     def __init__(
         self, spark: SparkSession, config: Config, kafka: Mapping[str, str], durations: Times, tasks: int | None
@@ -100,17 +100,17 @@ class SliceWriter:
         self._source = jdbc_source(config.dsn)
 
     def start(self, shape: OutboxShape) -> None:
-        """A slice without rows: what takes long the first time, and what is wrong, comes before the lease runs."""
+        """Sends a slice without rows, so that warm-up and errors come before the lease runs."""
         rows = self._read(shape, _NO_IDS, 1, {"fetchsize": "1"})
         stamp = Stamp(self._config.record_header, UUID(int=0), 0, 0)
-        with clear_errors("a first try without rows failed"):
+        with clear_errors("a trial run without rows failed"):
             self._save(sink_rows(rows, stamp, (1, 1), _NEVER_MS), _ANY_LIMITS)
 
     def write(
         self, shape: OutboxShape, chosen: SliceRows, stamp: Stamp, deadline_ms: int, limits: tuple[int, int]
     ) -> None:
-        """Send these rows; returns when all of them are acknowledged. `limits`: see `sink_options`."""
-        self._context.setJobGroup(_GROUP, "a slice of the outbox", interruptOnCancel=True)  # of this thread
+        """Sends these rows; returns when all are acknowledged. `limits`: as for `sink_options`."""
+        self._context.setJobGroup(_GROUP, "a slice of the outbox", interruptOnCancel=True)  # for this thread
         more = {
             "fetchsize": str(slices.fetch_records(chosen.largest_bytes)),
             "sessionInitStatement": sql.same_snapshot(chosen.snapshot),
@@ -121,7 +121,7 @@ class SliceWriter:
             self._save(sink_rows(rows, stamp, chosen.headers, deadline_ms), limits)
 
     def cancel(self) -> None:
-        """End what is being written, as far as it can be reached."""
+        """Cancels the running tasks, as far as they can be reached."""
         from py4j.protocol import Py4JError
 
         with suppress(Py4JError, OSError, EOFError):
@@ -131,7 +131,7 @@ class SliceWriter:
         self, shape: OutboxShape, ids: tuple[int, int], headers: int, more: Mapping[str, str], *, shifted: bool = False
     ) -> DataFrame:
         table = sql.read(self._config.table, shape, ids, headers, self._tasks, shifted=shifted)
-        # A threshold below zero: bytes come as they are, not as digits.
+        # A negative threshold makes the driver transfer bytea in binary instead of as text.
         properties = {**self._source.options, "prepareThreshold": "-1", **more}
         url = properties.pop("url")
         parts = [f"bucket = {bucket:d} ORDER BY id" for bucket in range(self._tasks)]  # what follows WHERE
