@@ -401,7 +401,7 @@ def test_the_order_of_a_topic_that_was_made_anew_is_no_proof(scene: Scene, spark
         ("delivered after a successor", "suspect", 1, [13]), ("accepted loss", "accepted", 3, [6, 7, None]),
     ]  # fmt: skip
     [line] = [one for one in report.not_judged if one.startswith("order: only suspect")]
-    assert line.endswith(f"its offsets begin again: {scene.topic}")
+    assert line.endswith(f"their offsets began again: {scene.topic}")
     # Of the second log alone it is.
     report = run(spark, settings(scene, topics=(), lake=root, since=at(110), margin=timedelta(seconds=10)))
     assert findings(report) == [("delivered after a successor", "violation", 1, [13])]
