@@ -1,8 +1,8 @@
 """The checks of an audit, as transforms of frames: lost records, repeats, order, latency, terms, and their counts.
 
 *Lost.* A row is purged only after the broker's acknowledgement, so every archived id must be in one of the topics.
-Judged are rows that were purged within the range and *created* since the topics are complete: a record cannot be in the
-log before its row was created, so these records are among those read, whichever clock set their timestamps.
+An id is judged if its row was purged within the range, and *created* at a time from which the topics are complete: a
+record cannot be in the log before its row was created, so it is among those read, whichever clock set its timestamp.
 
 *Order.* Within a key of a partition, the log's order is the order of delivery, and ids give the correct order
 (invariant I2): a writer that locks the entity of the key before it inserts takes ids in commit order (docs/outbox.md).
@@ -48,7 +48,7 @@ SLACK = timedelta(minutes=1)
 def explained(
     losses: Collection[AcceptedLoss], *, begun: str, ended: str, size: Column, topic: str | None = None
 ) -> Column:
-    """Whether a row's missing records, sent between the times `begun` and `ended`, may belong to an accepted loss.
+    """Whether a row's missing records, sent between its times `begun` and `ended`, may belong to an accepted loss.
 
     False if more records are missing than the losses have room for: all losses together, or those at that time.
     `size`: the number of records that the row stands for. `topic`: its column; None if only times are known.
@@ -82,7 +82,7 @@ def explained(
 class AuditScope:
     """What can be judged: rows of `topics` with `since` ≤ purged_at < `until`.
 
-    `whole`: the time since which the topics are complete; None: from their beginning. `doubtful`: topics that may lack
+    `whole`: the time from which the topics are complete; None: from their beginning. `doubtful`: topics that may lack
     records (compacted, emptied, or not read far enough).
     """
 

@@ -166,7 +166,7 @@ def not_judged(
     """The limits of an audit, one line each.
 
     `archived`: archived ids in range and topics; `beyond`: those not judged. `other_topics`: topics of archived rows
-    that were not read. `whole`: the time since which the topics are complete; None: from their beginning. `latest`: the
+    that were not read. `whole`: the time from which the topics are complete; None: from their beginning. `latest`: the
     time up to which a lake is certainly complete. `anew`: topics of which it may have two logs. `half_written`: its
     last batch may be incomplete, as only its checkpoint would tell. `behind`: topics that it may not have read up to
     that time.

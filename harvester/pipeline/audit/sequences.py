@@ -68,9 +68,9 @@ def numbers(marked: DataFrame, given_up: DataFrame) -> DataFrame:
 def gaps(numbers: DataFrame, last: DataFrame, whole: datetime | None, read_at: datetime | None) -> DataFrame:
     """`numbers` and `last_streams` → the missing numbers `first` … `last` of a stream, and why: `hole`.
 
-    `at`: the next record; `previous_at`: the time of the record before. `whole`: the time since which the topics are
+    `at`: the next record; `previous_at`: the time of the record before. `whole`: the time from which the topics are
     complete; None: from their beginning. `read_at`: the time up to which they are complete, or at which the outbox was
-    read; holes before later records are RECENT. None: none are.
+    read; a hole is RECENT if its next record is later. None: no hole is.
     """
     stream = Window.partitionBy(*STREAM)
     before = stream.orderBy("sequence")

@@ -73,7 +73,7 @@ def places(marked: DataFrame) -> DataFrame:
 def hot_keys(places: DataFrame) -> DataFrame:
     """`places` → (key, bucket, records, keys): a row for each of the hottest keys, and one for each bucket.
 
-    The other column is NULL; in the row for records without a key, both are.
+    `bucket` is NULL in the rows of keys, `key` in those of buckets; both are in the row of records without a key.
     """
     keyed = places.groupBy("key").agg(F.sum("records").alias("records"))
     named = keyed.where(F.col("key").isNotNull())

@@ -11,8 +11,8 @@ are quarantined as by the relay.
 
 The driver renews the lease while it works. If it is cut off, its tasks stop before the lease ends (`Times`), so that
 nothing of ours is on the wire when the next holder takes the term (rule P32). After a failure a task may still be
-running somewhere, so the term is not released, and the next holder waits until the lease has expired. When the drain
-takes the term from an exactly-once predecessor, it fences that one's lanes, and purges what they have committed.
+running somewhere, so the term is not released, and the next holder waits until the lease has expired. A drain that
+takes the term from an exactly-once leader fences that leader's lanes, and purges what they have committed.
 """
 
 from __future__ import annotations

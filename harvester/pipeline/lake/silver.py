@@ -298,7 +298,7 @@ _HUGE = "^-?[0-9]{13,}$"
 
 
 def _probe(kind: DataType) -> DataType | None:
-    """The type as which to parse a value of this type for `_altered`; None if Spark cannot alter it."""
+    """The type with which to parse a value of this type for `_altered`; None if Spark cannot alter it."""
     if isinstance(kind, DecimalType):
         return _finer(kind)
     if isinstance(kind, TimestampType):

@@ -190,11 +190,11 @@ def sink_options(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def live_offsets(spark: SparkSession, lake: str, progress: ReplayProgress) -> dict[Place, int]:
-    """For each partition the first offset after everything that the replay's version of the lake has.
+    """For each partition, the first offset after all records in the replay's version of the lake.
 
-    A consumer that has processed the replay continues there in the original topics: no record is missing, and none
-    comes twice but what harvesters repeat after that. A partition without records is to be read from its beginning.
-    Raises PipelineError for a replay that ends at a time: the records between would be missing.
+    A consumer that has processed the replay continues there in the original topics. It misses no record, and receives
+    none twice except later repeats by harvesters. It must read partitions without an offset from their beginning.
+    Raises PipelineError for a replay with `until`, because later records would be missing.
     """
     selection = progress.request.selection
     if selection.until is not None:
