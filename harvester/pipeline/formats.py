@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import tables
@@ -108,7 +108,7 @@ class DeltaStore(TableStore):
         self.spark.sql(f"OPTIMIZE {self.at(name)}" + ("" if before is None else f" WHERE day < DATE'{before}'"))
 
     def version(self, name: str) -> int:
-        return int(self._latest(name)["version"])
+        return int(self._logged(name)[1].version())
 
     def erase(self, name: str, where: str, statement: str) -> ErasedTable:
         # VACUUM splits its list of directories into this many parts: by default 10,000, for a few directories.
@@ -227,9 +227,9 @@ class IcebergStore(TableStore):
             if not re.search("DuplicateWAPCommitException|CherrypickAncestorCommitException", str(error)):
                 raise
 
-    def replace(self, rows: DataFrame, name: str) -> None:
+    def replace(self, rows: DataFrame, name: str, where: Column | None = None) -> None:
         rows.sparkSession.conf.unset(_STAGED)
-        super().replace(self._whole(rows, name), name)
+        super().replace(self._whole(rows, name), name, where)
 
     def _whole(self, rows: DataFrame, name: str) -> DataFrame:
         """Adds the columns that the user added to the table, as NULL; Delta does so by itself."""

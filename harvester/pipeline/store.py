@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas, tables
@@ -186,9 +186,9 @@ class TableStore(ABC):
     def set_property(self, name: str, key: str, value: str) -> None:
         self.spark.sql(f"ALTER TABLE {self.at(name)} SET TBLPROPERTIES ({text(key)} = {text(value)})")
 
-    def replace(self, rows: DataFrame, name: str) -> None:
-        """Replaces all rows of a table in one commit."""
-        rows.writeTo(self.at(name)).overwrite(F.lit(True))
+    def replace(self, rows: DataFrame, name: str, where: Column | None = None) -> None:
+        """Replaces the rows of a table in one commit: all, or those of the partitions that `where` selects."""
+        rows.writeTo(self.at(name)).overwrite(F.lit(True) if where is None else where)
 
     def change(self, statement: str) -> None:
         """Runs a MERGE, UPDATE or DELETE."""

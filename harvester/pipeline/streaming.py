@@ -1,13 +1,12 @@
-"""Follows topics as a stream: claims its checkpoint, starts the query, reports each batch until the end.
+"""Follows topics as a stream: starts the query, reports each batch until the end.
 
-Spark writes the offsets at which a batch ends into the checkpoint before the batch begins; `ranges` reads them. Our own
-file next to Spark's, the manifest, names the checkpoint's owner, so that no job continues at another job's position.
+Spark writes the offsets at which a batch ends into the checkpoint before the batch begins; `planned` reads them. Our
+own file next to Spark's, the manifest, names the checkpoint's owner, so that no job continues at another's position.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -134,11 +133,10 @@ def decide(stored: Manifest | None, wanted: Manifest, where: str, *, used: bool)
             hint="earlier and later records would be identified by different headers",
         )
     if gone := [topic for topic in stored.topics if topic not in wanted.topics]:
-        retire = ", drop them with --retire-topic," if wanted.job == "lake" else ""
         raise CheckpointMismatch(
             f"the checkpoint {where} is for topics {', '.join(stored.topics)}; it cannot continue without"
             f" {', '.join(gone)}",
-            hint=f"name these topics too{retire} or use another directory",
+            hint="name these topics too, drop them with --retire-topic, or use another directory",
         )
     return replace(stored, topics=wanted.topics)
 
@@ -148,23 +146,6 @@ def examine(spark: SparkSession, where: str) -> tuple[Manifest | None, bool]:
     text = tables.read_text(spark, f"{where}/{FILE}")
     used = bool({"offsets", "commits", "metadata"} & set(tables.listing(spark, where)))
     return (from_text(text, where) if text is not None else None), used
-
-
-def claim(
-    into: TableStore, where: str, job: str, topics: tuple[str, ...], header: str, names: Sequence[str]
-) -> Manifest:
-    """Claims the checkpoint `where`; raises CheckpointMismatch unless the job can continue with it.
-
-    `names`: the job's tables; the first one must exist if the checkpoint has read anything.
-    """
-    stored, used = examine(into.spark, where)
-    decided = decide(stored, Manifest(uuid.uuid4().hex, job, topics, header), where, used=used)
-    require_table(into, where, names[0], used=used)
-    if error := outrun(into, where, names, decided.owner):
-        raise error
-    if decided != stored:
-        store(into.spark, where, decided)
-    return decided
 
 
 def require_table(into: TableStore, where: str, table: str, *, used: bool) -> None:
@@ -221,51 +202,25 @@ def _entry(ends: Mapping[Place, int]) -> str:
     return f"v1\n{_ABOUT}\n{by_topic(ends)}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedBatch:
-    """What Spark records before a batch begins: its end in each partition, and its watermark."""
-
-    watermark_ms: int
-    ends: Mapping[Place, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The offsets from `first`, or from the beginning, up to but not including `end`."""
-
-    topic: str
-    partition: int
-    first: int | None
-    end: int
-
-
-def planned(spark: SparkSession, checkpoint: str, batch: int) -> PlannedBatch | None:
-    """The batch as recorded in the checkpoint; None if it is not recorded there, or no longer."""
+def planned(spark: SparkSession, checkpoint: str, batch: int) -> dict[Place, int] | None:
+    """The end of a batch in each partition, as recorded before it begins; None if it is not recorded, or no longer."""
     text = tables.read_text(spark, f"{checkpoint}/offsets/{batch}")
     return None if text is None else parse(text, checkpoint)
 
 
-def parse(text: str, where: str) -> PlannedBatch:
+def parse(text: str, where: str) -> dict[Place, int]:
     """Parses a file of the directory `offsets`. Raises CheckpointMismatch, which names `where`, if it is invalid."""
     # A line with the format's version, one about the batch, and one for each source of the stream (OffsetSeqLog).
     try:
-        version, about, ends = text.strip().splitlines()
+        version, _, ends = text.strip().splitlines()
         if version != "v1":
             raise ValueError(version)
-        return PlannedBatch(int(json.loads(about)["batchWatermarkMs"]), places(ends))
+        return places(ends)
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise CheckpointMismatch(
             f"the checkpoint {where} was not written by a Spark that this harvester knows",
             hint="use the version of Spark that created it",
         ) from error
-
-
-def ranges(before: PlannedBatch | None, now: PlannedBatch) -> list[Range]:
-    """The offsets of a batch, given the batch before; None for the first batch."""
-    begun = {} if before is None else before.ends
-    return [
-        Range(*place, begun.get(place), end) for place, end in sorted(now.ends.items()) if end > begun.get(place, 0)
-    ]
 
 
 def any_of(conditions: Sequence[Column]) -> Column:

@@ -151,6 +151,8 @@ CHECKPOINT = "harvester.checkpoint"
 """On silver in a schema: the location of the checkpoint, and of the files that a directory has next to its tables."""
 WRITTEN = "harvester.written"
 """On an Iceberg table: its last batch, as of when the snapshots that recorded it were removed."""
+COUNTED = "harvester.counted"
+"""On `metrics`: what the last run has seen of the lake, and its settings."""
 
 REBUILD = "`harvester pipeline rebuild --from OLD --to NEW` converts it, after its job has ended"
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harvester.origin import HEADER, Origin, encode
-from harvester.pipeline import streaming, tables
+from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import silver
@@ -21,7 +21,7 @@ from harvester.pipeline.lake.batch import LakeBatch, ids_file, to_do_again
 from harvester.pipeline.lake.ids import StoredIds, Word
 from harvester.pipeline.lake.upkeep import fill_in
 from harvester.pipeline.origin_columns import bronze_columns
-from harvester.pipeline.streaming import Range, parse
+from harvester.pipeline.streaming import parse
 from tests.support.lakes import first_deliveries, make_lake
 from tests.support.sparks import assert_rows, kafka_rows
 
@@ -41,14 +41,9 @@ def written(ends: Any, version: str = "v1") -> str:
     return f'{version}\n{{"batchWatermarkMs":0}}\n{json.dumps(ends)}'
 
 
-def test_a_batch_is_what_lies_between_two_ends() -> None:
-    before = parse(written({"orders": {"0": 5, "1": 7}}), "there")
-    now = parse(written({"orders": {"0": 9, "1": 7, "2": 1}, "payments": {"0": 0, "1": 3}}), "there")
-    assert streaming.ranges(before, now) == [
-        Range("orders", 0, 5, 9), Range("orders", 2, None, 1), Range("payments", 1, None, 3)
-    ]  # fmt: skip
-    assert streaming.ranges(None, before) == [Range("orders", 0, None, 5), Range("orders", 1, None, 7)]
-    assert streaming.ranges(now, now) == []
+def test_the_ends_of_a_batch_are_read_as_spark_has_written_them() -> None:
+    ends = {"orders": {"0": 9, "2": 1}, "payments": {"1": 3}}
+    assert parse(written(ends), "there") == {("orders", 0): 9, ("orders", 2): 1, ("payments", 1): 3}
 
 
 @pytest.mark.parametrize("text", ["", "v1", written({}, "v2"), written([]), written({"orders": 3}), "v1\n{}\n{"])

@@ -1,173 +1,314 @@
-"""The metrics as a stream from real topics: windows close once, late records are told, what is kept stays bounded."""
+"""The metrics of a lake: late records and repeats correct them, and a run that was killed is repeated."""
 
 from __future__ import annotations
 
-import re
-import shutil
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
+from itertools import count
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from confluent_kafka import Producer
 from harvester_cli.main import app
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from typer.testing import CliRunner
 
 from harvester import origin
 from harvester.errors import ExitCode
 from harvester.origin import HEADER, Origin
-from harvester.pipeline import session as sessions
-from harvester.pipeline.errors import CheckpointMismatch, PipelineError
+from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.formats import DeltaStore, open_store
-from harvester.pipeline.metrics.job import MetricsBatchDone, MetricsSettings, run
+from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.metrics import job as metrics
+from harvester.pipeline.metrics import windows
+from harvester.pipeline.metrics.job import MetricsDone, MetricsSettings, run
+from harvester.pipeline.metrics.windows import KEYS, METRICS
+from harvester.pipeline.origin_columns import bronze_columns
+from harvester.relay.failpoints import VARIABLE
+from tests.support.drivers import START_S, Driver
+from tests.support.formats import known, where
+from tests.support.harvested import KEPT, SENT_MS, Sent, Writer
+from tests.support.hooks import Plan
+from tests.support.lakes import Lake, assert_same, make_lake
+from tests.support.longs import long
+from tests.support.sparks import kafka_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
 pytestmark = pytest.mark.timeout(600)  # the first one starts Spark, maybe beside all other workers
 
-START_MS = round(datetime(2026, 3, 1, tzinfo=UTC).timestamp() * 1000)
-A = UUID(int=1)
-KEPT = {"retention.ms": "-1"}  # the times of the test's choice are long ago
+START = datetime(2026, 3, 1, tzinfo=UTC)
+A = UUID(int=2**127)
+PLACES = ("metrics.metrics_keys", "metrics.metrics", "metrics.seen")
+Row = Mapping[str, Any]
 
 
-class Sender:
-    """Puts records into topics at times of the test's choice."""
+class Interrupter:
+    """Ends a run at one place."""
 
-    def __init__(self, servers: Servers) -> None:
-        self._producer = Producer(
-            {"bootstrap.servers": servers.bootstrap, "broker.address.family": "v4", "acks": "all"}
-        )
+    place = ""
 
-    def send(self, topic: str, *seconds: float, partition: int = 0, key: str | None = None) -> None:
-        for second in seconds:
-            moment = START_MS + round(second * 1000)
-            value = origin.encode(Origin(A, 1, 1, 0, 1, 1, (moment - 20) * 1000))
-            self._producer.produce(
-                topic, value=b"12345", key=key or f"{second}", partition=partition, timestamp=moment,
-                headers=[(HEADER, value)],
-            )  # fmt: skip
-        assert self._producer.flush(30) == 0
+    def hit(self, place: str, **_: Any) -> None:
+        if place == self.place:
+            raise InterruptedError(place)
+
+
+interrupter = Interrupter()
+
+
+def hooks() -> Interrupter:
+    """What HARVESTER_TEST_HOOKS names."""
+    return interrupter
 
 
 @pytest.fixture
-def sender(servers: Servers) -> Sender:
-    return Sender(servers)
+def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupter]:
+    monkeypatch.setenv(VARIABLE, f"{__name__}:hooks")
+    yield interrupter
+    interrupter.place = ""
 
 
-def windows(spark: SparkSession, root: str, name: str = "metrics") -> list[tuple[str, int, int]]:
-    """(topic, second the window begins at, records), as often as they are there."""
-    rows = open_store(spark, root).table(name)
-    found = rows.select("topic", F.unix_millis("window_start").alias("start"), "records").collect()
-    return sorted((one["topic"], (one["start"] - START_MS) // 1000, one["records"]) for one in found)
+def sent(number: int, minute: float, key: bytes | None = b"a", *, topic: str = "orders", named: bool = True) -> Row:
+    """A record published so many minutes after START; one that is not `named` is nobody's."""
+    at = START + timedelta(minutes=minute)
+    created_us = round(at.timestamp() * 1e6) - 20_000
+    headers = [(HEADER, origin.encode(Origin(A, number, 1, 0, 1, 1, created_us)))] if named else None
+    return {"timestamp": at, "headers": headers, "key": key, "topic": topic}
+
+
+class Written:
+    """A lake without Kafka, and all that was written to it."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.root, self.rows = make_lake(spark, root), list[Row]()
+        self._spark, self._offsets, self._numbers = spark, count(), count()
+        self.store = open_store(spark, self.root)
+        self.batch = self._batch()
+
+    def write(self, *rows: Row) -> None:
+        placed = [{**row, "offset": next(self._offsets)} for row in rows]
+        self.batch.write(bronze_columns(kafka_rows(self._spark, placed)), next(self._numbers))
+        self.rows += placed
+
+    def interrupted(self, monkeypatch: pytest.MonkeyPatch, *rows: Row) -> Callable[[], None]:
+        """A batch that lacks its repeats; returns what completes it."""
+        placed, number = [{**row, "offset": next(self._offsets)} for row in rows], next(self._numbers)
+        bronze, append = bronze_columns(kafka_rows(self._spark, placed)), DeltaStore.append
+
+        def fail(store: DeltaStore, rows: Any, name: str, transaction: tuple[str, int] | None = None) -> None:
+            if name == "repeats":
+                raise InterruptedError(name)
+            append(store, rows, name, transaction)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(DeltaStore, "append", fail)
+            with pytest.raises(InterruptedError):
+                self.batch.write(bronze, number)
+        self.rows += placed
+
+        def complete() -> None:
+            self.batch = self._batch()
+            self.batch.write(bronze, number)
+
+        return complete
+
+    def _batch(self) -> LakeBatch:
+        return LakeBatch(self.store, f"{self.root}/checkpoint", "test", HEADER, {})
+
+
+def plain(rows: DataFrame) -> list[tuple[Any, ...]]:
+    def value(one: Any) -> Any:
+        if isinstance(one, list):
+            return tuple(map(tuple, one))
+        return bytes(one) if isinstance(one, bytearray) else one
+
+    return [tuple(map(value, row)) for row in rows.collect()]
+
+
+def assert_counted(spark: SparkSession, lake: Written, window_s: int = 60, most_keys: int = 10) -> None:
+    """The tables are as if all records had been there when they were first counted."""
+    counted = windows.counts(bronze_columns(kafka_rows(spark, lake.rows)), window_s, keys=bool(most_keys))
+    assert_same(plain(windows.windows(counted)), plain(lake.store.table(METRICS.name)))
+    assert_same(plain(windows.top_keys(counted, most_keys)), plain(lake.store.table(KEYS.name)))
+
+
+def versions(lake: Written) -> list[int]:
+    return [lake.store.version(name) for name in (METRICS.name, KEYS.name)]
 
 
 @pytest.mark.usefixtures("compiled_queries")
-def test_windows_close_once_and_whole_and_late_records_are_told(
-    spark: SparkSession, servers: Servers, make_topic: MakeTopic, sender: Sender, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    busy, idle, root = make_topic(2, KEPT), make_topic(1, KEPT), str(tmp_path)
-    settings = MetricsSettings(
-        (busy, idle), root, {"bootstrap.servers": servers.bootstrap}, once=True, late_s=60, most_keys=2
-    )
-    sender.send(busy, *range(0, 180, 10), partition=0)
-    sender.send(busy, 5, 15, 180, partition=1, key="hot")
-    sender.send(idle, 30)
-    first = run(spark, settings)
-    # The watermark is a minute behind the newest, at 120: two windows have ended by then, also where it is idle.
-    closed = sorted([(busy, 0, 8), (idle, 0, 1), (busy, 60, 6)])
-    assert windows(spark, root) == closed
-    assert (first.records, first.windows, first.late) == (22, 3, {})
-    assert first.open_counts == 7
-
-    # On both sides of the last window that is closed. The run is cut off between its two tables.
-    sender.send(busy, 0, 30, 119.999, partition=1)
-    sender.send(idle, 59.999)
-    sender.send(busy, 120, 121, partition=1)
-    sender.send(busy, 500, partition=0)
-    append = DeltaStore.append
-
-    def fail(store: DeltaStore, rows: Any, name: str, transaction: tuple[str, int]) -> None:
-        if name == "metrics_keys":
-            raise OSError("gone")
-        append(store, rows, name, transaction)
-
-    monkeypatch.setattr(DeltaStore, "append", fail)
-    reports: list[MetricsBatchDone] = []
-    with pytest.raises(PipelineError, match="the metrics"):
-        run(spark, settings, progress=reports.append)
-    monkeypatch.undo()
-    assert [one.late for one in reports] == [{busy: 3, idle: 1}]
-    closed = sorted([*closed, (busy, 120, 8), (busy, 180, 1)])
-    assert windows(spark, root) == closed  # written, and not yet known to be
-
-    last = run(spark, settings)
-    assert windows(spark, root) == closed
-    assert last.open_counts == 1
-    top = [one for one in windows(spark, root, "metrics_keys") if one[1] == 120]
-    assert top == [(busy, 120, 1), (busy, 120, 2)]  # 120 came twice
-    shares = open_store(spark, root).table("metrics").where(F.col("topic") == busy)
-    hottest = shares.orderBy("window_start").select("hottest_key", "hottest_share").first()
-    assert hottest is not None
-    assert (bytes(hottest["hottest_key"]), hottest["hottest_share"]) == (b"hot", 2 / 8)
-
-    with pytest.raises(CheckpointMismatch, match="60 s windows"):
-        run(spark, MetricsSettings((busy, idle), root, settings.kafka, once=True, window_s=30))
-
-
-def test_a_checkpoint_that_is_older_than_its_tables_is_refused(
-    spark: SparkSession, servers: Servers, make_topic: MakeTopic, sender: Sender, tmp_path: Path
+@pytest.mark.parametrize("kind", ["delta directory", "iceberg directory"])
+def test_late_records_and_repeats_correct_what_was_written_and_a_killed_run_is_repeated(
+    spark: SparkSession, tmp_path: Path, cut: Interrupter, kind: str
 ) -> None:
-    """Windows that it closes would bear the numbers of batches that the tables have, and be left out."""
-    topic, root, where = make_topic(1, KEPT), str(tmp_path / "lake"), tmp_path / "checkpoint"
-    settings = MetricsSettings(
-        (topic,), root, {"bootstrap.servers": servers.bootstrap}, str(where), once=True, late_s=60, most_keys=0
-    )
-    sender.send(topic, 0, 30)
+    chance, numbers = Random(5), count(1)
+    with known(spark, where(kind, tmp_path, "")):
+        lake = Written(spark, tmp_path / "lake")
+        settings = MetricsSettings(lake.root, most_keys=2)
+        assert run(spark, settings) == MetricsDone()
+        # On both sides of midnight and of a day between that has nothing; later ones come first.
+        for days, place in (((1, 2), ""), ((0, 1), PLACES[0]), ((2, 3), PLACES[1]), ((0, 3), PLACES[2])):
+            for _ in range(2):
+                rows = [
+                    sent(
+                        next(numbers), 1440 * chance.choice(days) + chance.uniform(-2, 2),
+                        chance.choice([b"a", b"b", b"c", None]), topic=chance.choice(["orders", "payments"]),
+                        named=chance.random() < 0.9,
+                    )
+                    for _ in range(12)
+                ]  # fmt: skip
+                repeats = [row for row in lake.rows if row["headers"] and chance.random() < 0.2]
+                hour = timedelta(hours=1)
+                lake.write(*rows, *({**row, "timestamp": row["timestamp"] + hour} for row in repeats))
+            cut.place = place
+            if place:
+                with pytest.raises(PipelineError):
+                    run(spark, settings)
+            cut.place = ""
+            done = run(spark, settings)
+            assert done.days > 0
+            assert_counted(spark, lake, most_keys=2)
+            before = versions(lake)
+            assert run(spark, settings) == MetricsDone()
+            assert versions(lake) == before
+
+
+def test_a_run_replaces_only_the_days_of_which_there_is_something_new(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Written(spark, tmp_path / "lake")
+    settings = MetricsSettings(lake.root)
+    lake.write(*(sent(number, 1440 * number) for number in range(4)))
+    assert run(spark, settings) == MetricsDone(4, 4, 4)
+
+    def files() -> dict[date, str]:
+        found = lake.store.table(METRICS.name).selectExpr("day", "_metadata.file_path").distinct().collect()
+        assert len(found) == len({row["day"] for row in found}), "a file for each day"
+        return {row["day"]: row["file_path"] for row in found}
+
+    before = files()
+    lake.write(sent(5, 1440 * 4))
+    lake.write(sent(6, 1440 * 1 + 0.5), sent(6, 1440 * 1 + 0.5))
+    # The last batch that was seen may have been incomplete, so its days come again.
+    assert run(spark, settings).days == 4 + 1
+    lake.write(sent(7, 1440 * 2 + 3))
+    assert run(spark, settings) == MetricsDone(2, 3, 5)
+    after = files()
+    assert {day.day for day in after if after[day] != before.get(day)} == {1, 2, 3, 4, 5}
+    lake.write(sent(8, 1440 * 2 + 4))
     run(spark, settings)
-    shutil.copytree(where, tmp_path / "copy")
-    sender.send(topic, 300)
-    assert run(spark, settings).windows == 1
-    shutil.rmtree(where)
-    (tmp_path / "copy").rename(where)
-    with pytest.raises(CheckpointMismatch, match="older than its tables"):
-        run(spark, settings)
+    last = files()
+    assert {day.day for day in last if last[day] != after[day]} == {3}
+    assert_counted(spark, lake)
 
 
-def test_what_is_kept_does_not_grow_with_what_was_read(
-    spark: SparkSession, servers: Servers, make_topic: MakeTopic, sender: Sender, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    topic, root = make_topic(1, KEPT), str(tmp_path)
-    # Each second has a key of its own. The third batch has two records that are old: when it began, the window of the
-    # one was closed, and that of the other was to be closed with this batch.
-    sender.send(topic, *range(600), 10, 200, *range(600, 1198))
+def test_repeats_that_a_batch_of_the_lake_writes_later_are_counted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Written(spark, tmp_path / "lake")
+    settings = MetricsSettings(lake.root)
+    lake.write(sent(1, 0))
+    complete = lake.interrupted(monkeypatch, sent(2, 1440), sent(1, 2880))
+    assert run(spark, settings).records == 2
+    complete()
+    assert run(spark, settings) == MetricsDone(2, 2, 2)
+    assert_counted(spark, lake)
 
+
+def test_other_settings_count_everything_again(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Written(spark, tmp_path / "lake")
+    lake.write(sent(1, 0), sent(2, 0.75), sent(3, 1440, topic="payments"))
+    assert run(spark, MetricsSettings(lake.root)) == MetricsDone(2, 2, 3)
+    assert run(spark, MetricsSettings(lake.root, window_s=30)) == MetricsDone(2, 3, 3)
+    assert_counted(spark, lake, window_s=30)
+    assert run(spark, MetricsSettings(lake.root, most_keys=0)).records == 3
+    assert_counted(spark, lake, most_keys=0)
+    # A day that the lake has lost is kept as it was.
+    spark.sql(f"DELETE FROM {lake.store.at('silver')} WHERE topic = 'payments'")
+    assert run(spark, MetricsSettings(lake.root)) == MetricsDone(1, 1, 2)
+    assert [row["records"] for row in lake.store.table(METRICS.name).orderBy("day").collect()] == [2, 1]
+    # Elsewhere, and only a topic.
+    elsewhere = MetricsSettings(lake.root, str(tmp_path / "metrics"), ("payments",))
+    lake.write(sent(4, 2880, topic="payments"), sent(5, 4320))
+    assert run(spark, elsewhere) == MetricsDone(1, 1, 1)
+    assert run(spark, elsewhere) == MetricsDone()
+    lake.write(sent(6, 4320))
+    assert run(spark, elsewhere) == MetricsDone(1, 1, 1)  # the last batch that was seen
+    lake.write(sent(7, 4320))
+    assert run(spark, elsewhere) == MetricsDone()
+
+
+def test_what_cannot_be_continued_is_refused_with_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(InputMissing, match="no table silver"):
+        run(spark, MetricsSettings(str(tmp_path / "nothing")))
+    lake = Written(spark, tmp_path / "lake")
+    lake.write(sent(1, 0))
+    lake.store.prepare([METRICS, KEYS], "a stream's checkpoint")
+    with pytest.raises(TableMismatch, match="written by a stream") as refused:
+        run(spark, MetricsSettings(lake.root))
+    assert "drop the tables metrics and metrics_keys" in str(refused.value.hint)
+    assert lake.store.table(METRICS.name).isEmpty()
+    for name in (METRICS.name, KEYS.name):
+        spark.sql(f"DROP TABLE {lake.store.at(name)}")
+    assert run(spark, MetricsSettings(lake.root)).records == 1
+
+
+def test_the_command_runs_once_or_until_a_signal(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @contextmanager
     def running(*_: Any, **__: Any) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr(sessions, "session", running)
-    line = ["pipeline", "metrics", "--topic", topic, "--to", root, "--bootstrap", servers.bootstrap, "--once"]
-    line += ["--set", "leader_group_id=test"]
-    done = CliRunner().invoke(app, [*line, "--late", "2m", "--max-records", "300"])
+    monkeypatch.setattr("harvester.pipeline.session.session", running)
+    lake = Written(spark, tmp_path / "lake")
+    lake.write(sent(1, 0), sent(2, 1))
+    line = ["pipeline", "metrics", "--lake", lake.root, "--set", "leader_group_id=test"]
+    done = CliRunner().invoke(app, [*line, "--once"])
     assert done.exit_code == 0, done.output
-    kept = [int(one) for one in re.findall(r"batch .* ([\d,]+) counts", done.stderr.replace(",", ""))]
-    # A batch of 300 s, two minutes of delay, and the windows at both ends.
-    assert len(kept) >= 4
-    assert max(kept) <= 300 + 120 + 120
-    assert kept[-1] <= 120 + 60
-    assert windows(spark, root) == [(topic, second, 61 if second == 180 else 60) for second in range(0, 1020, 60)]
-    assert "1,200 records read, 17 windows written" in done.stdout
-    assert f"late and not counted: 1 of {topic};" in done.stdout
-    for extra, said in ((("--window", "90ms"), "--window"), (("--late", "soon"), "--late")):
+    assert "days replaced: 1, with 2 records in 2 rows of `metrics`" in done.stderr
+
+    def more(*given: Any) -> MetricsDone:
+        found = run(*given)
+        if found.records == 3:
+            signal.raise_signal(signal.SIGTERM)
+        elif not found.records:
+            lake.write(sent(3, 2))
+        return found
+
+    monkeypatch.setattr(metrics, "run", more)
+    done = CliRunner().invoke(app, [*line, "--every", "100ms"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("replaced") == 1
+    assert_counted(spark, lake)
+    for extra, said in ((("--window", "90ms"), "--window"), (("--every", "soon"), "--every")):
         refused = CliRunner().invoke(app, [*line, *extra])
         assert (refused.exit_code, said in refused.output) == (ExitCode.USAGE, True), refused.output
+
+
+@long
+@pytest.mark.parametrize("place", PLACES)
+def test_a_job_that_is_killed_between_its_writes_is_repeated(
+    spark: SparkSession, servers: Servers, make_topic: MakeTopic, tmp_path: Path, place: str
+) -> None:
+    topic, writer = make_topic(2, KEPT), Writer(servers.bootstrap)
+    lake, plan = Lake(spark, tmp_path / "lake", servers.bootstrap), Plan(tmp_path / "plan")
+    writer.send(topic, [Sent(number, b"k-%d" % (number % 3)) for number in range(1, 7)])
+    lake.once(topic)
+    settings = MetricsSettings(str(lake.root))
+    assert run(spark, settings).records == 6
+    late = [Sent(7, b"late", at_ms=SENT_MS - 86_400_000), Sent(1, b"k-1").again(1)]
+    writer.send(topic, late)
+    lake.once(topic)
+    args = ("--lake", str(lake.root), "--once", "--set", "leader_group_id=test")
+    with plan.blocked(place), Driver("metrics", *args, env=plan.env) as driver:
+        driver.wait_held(plan, place, START_S)
+        driver.kill()
+    assert run(spark, settings) == MetricsDone(2, 3, 8)
+    rows = lake.rows(METRICS.name, "records")
+    assert sorted(row["records"] for row in rows) == [1, 1, 6]

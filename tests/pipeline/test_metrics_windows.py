@@ -1,4 +1,4 @@
-"""Metrics without a stream: counts, windows, hottest keys and hours, against a plain computation of the same."""
+"""Counts, windows, hottest keys and hours, against a plain computation of the same; the days of records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 import random
 import struct
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,11 +16,12 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester import origin
 from harvester.origin import HEADER, Origin
-from harvester.pipeline.errors import CheckpointMismatch
+from harvester.pipeline import schemas
+from harvester.pipeline.formats import open_store
 from harvester.pipeline.metrics import windows
 from harvester.pipeline.origin_columns import bronze_columns
-from harvester.pipeline.streaming import PlannedBatch, Range, parse, ranges
 from harvester.telemetry.latency import Histogram
+from tests.support.lakes import make_lake
 from tests.support.sparks import assert_rows, assert_same_columns, kafka_rows
 
 if TYPE_CHECKING:
@@ -142,29 +144,38 @@ def test_latencies_fall_into_the_buckets_of_the_relay(spark: SparkSession) -> No
     assert_rows(frame.withColumn("bucket", windows.bucket(F.col("us"))), expected)
 
 
-def test_no_time_of_creation_stops_the_stream(spark: SparkSession) -> None:
+def test_no_time_of_creation_stops_the_count(spark: SparkSession) -> None:
     rows = [sent(0, 0, created_us=one) for one in (-(2**63), 2**63 - 1, 0)]
     found = windows.windows(windows.counts(bronze_columns(kafka_rows(spark, rows)), 60))
     assert_rows(found, [{"records": 3, "with_origin": 3}])
 
 
-def test_late_is_what_falls_into_a_window_that_is_closed(spark: SparkSession) -> None:
-    rows = kafka_rows(spark, [sent(second, 1) for second in (0, 59.999, 60, 119)] + [sent(3, 1, topic="payments")])
-    watermark = round(START.timestamp() + 60) * 1000
-    assert_rows(
-        windows.late(rows, 60, watermark),
-        [{"topic": "orders", "records": 2}, {"topic": "payments", "records": 1}],
+def test_a_record_belongs_to_the_day_on_which_its_window_begins(spark: SparkSession, tmp_path: Path) -> None:
+    chance, day = random.Random(11), 86_400_000_000
+    days = [date(1969, 12, 31), date(1970, 1, 1), date(2026, 3, 1), date(2026, 3, 2), date(2026, 3, 4)]
+    at = [-(2**62), 2**62, -1, 0, -day, day - 1, day]
+    at += [round((START.timestamp() + chance.uniform(-3, 6) * 86_400) * 1e6) for _ in range(200)]
+    rows = spark.createDataFrame([(one,) for one in at], "us bigint").select(
+        F.timestamp_micros("us").alias("timestamp")
     )
-    assert windows.late(rows, 60, watermark - 1).isEmpty()
+    for window_s in (1, 60, 420, 200_000):
+        begins = F.to_date(F.window("timestamp", f"{window_s} seconds")["start"])
+        inside = F.unix_micros("timestamp").between(-(2**55), 2**57)
+        found = rows.select(
+            begins.alias("begins"), inside.alias("inside"), windows.day(window_s).alias("day"),
+            windows.begins_on(days, window_s).alias("on"),
+        )  # fmt: skip
+        assert found.where("inside AND NOT begins <=> day OR NOT inside AND day IS NOT NULL").isEmpty()
+        assert found.where(
+            ~F.coalesce("on", F.lit(False)).eqNullSafe(F.coalesce(F.col("day").isin(days), F.lit(False)))
+        ).isEmpty()
+        assert not found.where("on").isEmpty()
+    assert rows.where(windows.begins_on([], 60)).isEmpty()
 
 
-def test_a_batch_begins_where_the_one_before_ended() -> None:
-    text = 'v1\n{"batchWatermarkMs":5,"conf":{}}\n{"orders":{"0":7,"1":2},"new":{"0":3}}'
-    here = parse(text, "there")
-    assert here == PlannedBatch(5, {("orders", 0): 7, ("orders", 1): 2, ("new", 0): 3})
-    assert ranges(PlannedBatch(0, {("orders", 0): 4}), here) == [
-        Range("new", 0, None, 3), Range("orders", 0, 4, 7), Range("orders", 1, None, 2)
-    ]  # fmt: skip
-    for bad in ("", "v1", "v1\n{}\n{}", text.replace("5", '"x"')):
-        with pytest.raises(CheckpointMismatch):
-            parse(bad, "there")
+def test_files_without_a_record_of_the_days_are_skipped(spark: SparkSession, tmp_path: Path) -> None:
+    store = open_store(spark, make_lake(spark, tmp_path / "lake", *([sent(86_400 * one, 1)] for one in range(6))))
+    days = [START.date() + timedelta(days=one) for one in (1, 4)]
+    rows = spark.sql(schemas.bronze(store.at, HEADER)).where(windows.begins_on(days, 60))
+    assert rows.count() == 2
+    assert len(rows.inputFiles()) == 2

@@ -202,7 +202,7 @@ def from_lake(spark: SparkSession, root: str, since: datetime | None, checkpoint
     if since is not None:
         rows = rows.where(F.col("timestamp") >= F.lit(since))
     last = streaming.planned(spark, where, int(before) - 1) if before is not None else None
-    return Input(f"lake {root}", _topics(spark, where), rows, None, before is not None, last.ends if last else None)
+    return Input(f"lake {root}", _topics(spark, where), rows, None, before is not None, last)
 
 
 _BRIEF = {"default.api.timeout.ms": "5000", "request.timeout.ms": "5000"}

@@ -45,7 +45,6 @@ _KEYED = ("silver", "repeats", "rejects", "current")
 _NOT_REACHED = (
     "Kafka's topics: the records stay until retention or compaction removes them",
     "the store of large values: erase `objects` there, and those of records that the lake has not read",
-    "the checkpoint of `pipeline metrics`: keys of open windows, until these close and Spark removes old states",
     "tables elsewhere: metrics and an audit's findings in other directories, copies, backups",
 )
 

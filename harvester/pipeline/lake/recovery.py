@@ -317,7 +317,7 @@ def _planned(spark: SparkSession, where: str, number: int) -> Mapping[Place, int
     found = streaming.planned(spark, where, number)
     if found is None:
         raise CheckpointMismatch(f"the checkpoint {where} does not say where batch {number} ends")
-    return found.ends
+    return found
 
 
 def _require_lost(

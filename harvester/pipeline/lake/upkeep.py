@@ -143,7 +143,7 @@ def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = No
     # The last batch may be half written; it will be repeated.
     whole = streaming.any_of([
         (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("offset") < end)
-        for (topic, partition), end in planned.ends.items()
+        for (topic, partition), end in planned.items()
     ])  # fmt: skip
     bronze = before.table("bronze").where(whole)
     first = before.table("silver").select("topic", "partition", "offset")

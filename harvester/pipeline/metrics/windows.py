@@ -1,19 +1,21 @@
 """Counts records by window, and derives the tables `metrics` and `metrics_keys`; `throughput` aggregates hours.
 
-Until a window closes, a stream keeps only counts by (window, topic, lane, key, latency): they can be added up across
-batches, and all figures of a window follow from them. Latencies are counted in the buckets of
-`harvester.telemetry.latency`, so that windows can be combined without further loss of precision, which percentiles
-could not.
+All figures of a window follow from its counts by lane, key and latency, for which each record is read once. Latencies
+are counted in the buckets of `harvester.telemetry.latency`, so that windows can be combined without further loss of
+precision, which percentiles could not.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from datetime import date
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, StructField
 
+from harvester.pipeline.origin_columns import day_of
 from harvester.pipeline.schemas import Table, struct
 from harvester.telemetry.latency import GROWTH, HIGHEST_MS, LOWEST_MS
 
@@ -40,14 +42,35 @@ KEYS = Table(
 _PLACE = ("window_start", "window_end", "topic")
 _LOWEST_US, _HIGHEST_US = LOWEST_MS * 1000, HIGHEST_MS * 1000
 _PER_LOG = 1 / math.log(GROWTH)
+_EPOCH, _DAY_US = date(1970, 1, 1).toordinal(), 86_400_000_000
 _LAST = int(math.log(HIGHEST_MS / LOWEST_MS) * _PER_LOG)
 
 
-def counts(bronze: DataFrame, window_s: int, *, keys: bool = True) -> DataFrame:
-    """schemas.BRONZE → COUNTS. A stream emits a window's counts when its watermark has passed the window's end.
+def day(window_s: int) -> Column:
+    """The UTC day on which a record's window begins; NULL outside the years 1 to 9999. Both tables are partitioned so.
 
-    `bytes`: of keys and values. A record without an origin has neither lane nor latency. `keys` False: keys are not
-    distinguished, so that the stream's state does not grow with their number.
+    A window begins at a multiple of its length since the epoch, so it may reach into the next day.
+    """
+    return day_of(f"(unix_micros(timestamp) - pmod(unix_micros(timestamp), {window_s * 1_000_000}L))")
+
+
+def begins_on(days: Collection[date], window_s: int) -> Column:
+    """Whether a record's window begins on one of these days. Also bounds the timestamp, by which files are skipped."""
+    numbers = {one.toordinal() - _EPOCH for one in days}
+    firsts = sorted(number for number in numbers if number - 1 not in numbers)
+    ends = sorted(number + 1 for number in numbers if number + 1 not in numbers)
+    spans = " OR ".join(
+        f"timestamp >= timestamp_micros({first * _DAY_US}L)"
+        f" AND timestamp < timestamp_micros({end * _DAY_US + window_s * 1_000_000}L)"
+        for first, end in zip(firsts, ends, strict=True)
+    )
+    return F.expr(spans or "false") & day(window_s).isin(*days)
+
+
+def counts(bronze: DataFrame, window_s: int, *, keys: bool = True) -> DataFrame:
+    """schemas.BRONZE → COUNTS. `bytes`: of keys and values. A record without an origin has neither lane nor latency.
+
+    `keys` False: keys are not distinguished, so that the counts do not grow with their number.
     """
     # try_: the header may contain any time, and in ANSI mode an overflow would fail the query.
     latency_us = F.try_subtract(F.unix_micros("timestamp"), F.col("created_us"))
@@ -67,14 +90,14 @@ def counts(bronze: DataFrame, window_s: int, *, keys: bool = True) -> DataFrame:
     return counted.withColumns(named).select(*COUNTS.names)
 
 
-def windows(closed: DataFrame) -> DataFrame:
+def windows(counted: DataFrame) -> DataFrame:
     """COUNTS → METRICS: a row for each window and topic. `keys` and `hottest_…` are NULL if no keys were counted.
 
     Among keys with equally many records the highest is the hottest. `max_ms` is exact, percentiles as exact as buckets.
     """
     # Sums by lane, by bucket and by key in one pass; `_no_…` tells which, and the other two columns are NULL.
     by = {name: [*_PLACE, name] for name in ("lane", "bucket", "key")}
-    sums = closed.groupingSets(list(by.values()), *_PLACE, *by).agg(
+    sums = counted.groupingSets(list(by.values()), *_PLACE, *by).agg(
         F.sum("records").alias("records"),
         F.sum("bytes").alias("bytes"),
         F.max("max_us").alias("max_us"),
@@ -109,10 +132,10 @@ def windows(closed: DataFrame) -> DataFrame:
     ).select(*METRICS.schema.names)
 
 
-def top_keys(closed: DataFrame, most: int) -> DataFrame:
+def top_keys(counted: DataFrame, most: int) -> DataFrame:
     """COUNTS → KEYS: the `most` most frequent keys of each window and topic, with their shares of all its records."""
     window = Window.partitionBy(*_PLACE)
-    sums = closed.groupBy(*_PLACE, "key").agg(F.sum("records").alias("records"))
+    sums = counted.groupBy(*_PLACE, "key").agg(F.sum("records").alias("records"))
     ranked = sums.withColumns(
         {
             "share": F.col("records") / F.sum("records").over(window),
@@ -122,12 +145,6 @@ def top_keys(closed: DataFrame, most: int) -> DataFrame:
     )
     rows = ranked.where(F.col("key").isNotNull() & (F.col("rank") <= most))
     return rows.withColumn("day", F.to_date("window_start")).select(*KEYS.schema.names)
-
-
-def late(kafka: DataFrame, window_s: int, watermark_ms: int) -> DataFrame:
-    """schemas.KAFKA → (topic, records): the records whose window a watermark has closed; no row for other topics."""
-    end = F.window("timestamp", f"{window_s} seconds")["end"]
-    return kafka.where(F.unix_millis(end) <= watermark_ms).groupBy("topic").agg(F.count("*").alias("records"))
 
 
 def bucket(latency_us: Column) -> Column:
