@@ -71,11 +71,8 @@ def value_of(name: str) -> bytes:
 
 
 def told_of(root: Path, *texts: str) -> set[str]:
-    """Those of the texts that any file below a directory has, whether the log still names it or not.
-
-    But for the state of the metrics, which a certificate says is not reached.
-    """
-    files = [path for path in root.rglob("*") if path.is_file() and "checkpoint-metrics" not in path.parts]
+    """Those of the texts that any file below a directory has, whether the log still names it or not."""
+    files = [path for path in root.rglob("*") if path.is_file()]
     content = "".join(file.read_bytes().decode("latin-1") for file in files)
     for file in files:
         if file.suffix == ".parquet":  # read alone: a table would leave out rows that are gone
@@ -144,7 +141,7 @@ def test_an_erased_key_leaves_nothing_but_a_certificate(
             )
         connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (30, %s, %s)", (topic, KEY.decode()))
     root, kafka = str(lake.root), {"bootstrap.servers": servers.bootstrap}
-    metrics.run(spark, metrics.MetricsSettings((topic, other), root, kafka, once=True))
+    metrics.run(spark, metrics.MetricsSettings(root))
     run(spark, AuditSettings(lake=root, kafka=kafka, to=root))
     request = ReplayRequest(Selection(keys=(KEY, b"customer-8")), Destination(topic=make_topic(1)))
     replayed = replay.begin(spark, root, request)

@@ -271,7 +271,7 @@ def test_the_command_runs_once_or_until_a_signal(
     line = ["pipeline", "metrics", "--lake", lake.root, "--set", "leader_group_id=test"]
     done = CliRunner().invoke(app, [*line, "--once"])
     assert done.exit_code == 0, done.output
-    assert "days replaced: 1, with 2 records in 2 rows of `metrics`" in done.stderr
+    assert "days replaced: 1; rows of `metrics`: 2; records: 2" in done.stderr
 
     def more(*given: Any) -> MetricsDone:
         found = run(*given)

@@ -52,8 +52,6 @@ def metrics(
                         break
                     raise
                 if done.days or once:
-                    say(
-                        f"days replaced: {done.days:,}, with {done.records:,} records in {done.windows:,} rows of `metrics`"
-                    )
+                    say(f"days replaced: {done.days:,}; rows of `metrics`: {done.rows:,}; records: {done.records:,}")
                 if once or stop.wait(every_s):
                     break

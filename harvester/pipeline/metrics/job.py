@@ -46,10 +46,10 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsDone:
-    """How many days a run has replaced; `windows` and `records`: the rows of `metrics` for them, and their sum."""
+    """How many days a run has replaced, the rows of `metrics` for them, and how many records these count."""
 
     days: int = 0
-    windows: int = 0
+    rows: int = 0
     records: int = 0
 
 
