@@ -127,7 +127,7 @@ def test_a_lake_is_counted_audited_replayed_erased_and_gone_on_with(
     oracle.take(writer.send(topic, again))
     lake.once(topic, payloads=payloads)
     lake.assert_holds(oracle)
-    assert metrics.run(spark, metrics.MetricsSettings(lake.address)).days == 1
+    assert metrics.run(spark, metrics.MetricsSettings(lake.address)).hours == 3
     assert told_of(tmp_path, KEY.decode()) == set()
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("DELETE FROM outbox_archive WHERE kafka_key = %s", (KEY,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -14,6 +14,7 @@ from uuid import UUID
 
 import pytest
 from harvester_cli.main import app
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from typer.testing import CliRunner
 
 from harvester import origin
@@ -173,38 +174,41 @@ def test_late_records_and_repeats_correct_what_was_written_and_a_killed_run_is_r
                     run(spark, settings)
             cut.place = ""
             done = run(spark, settings)
-            assert done.days > 0
+            assert done.hours > 0
             assert_counted(spark, lake, most_keys=2)
             before = versions(lake)
             assert run(spark, settings) == MetricsDone()
             assert versions(lake) == before
 
 
-def test_a_run_replaces_only_the_days_of_which_there_is_something_new(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_counts_only_the_hours_of_which_there_is_something_new(spark: SparkSession, tmp_path: Path) -> None:
     lake = Written(spark, tmp_path / "lake")
     settings = MetricsSettings(lake.root)
-    lake.write(*(sent(number, 1440 * number) for number in range(4)))
-    assert run(spark, settings) == MetricsDone(4, 4, 4)
+    lake.write(*(sent(number, 1440 * number) for number in range(4)), sent(4, 90))
+    assert run(spark, settings) == MetricsDone(5, 5, 5)
 
-    def files() -> dict[date, str]:
-        found = lake.store.table(METRICS.name).selectExpr("day", "_metadata.file_path").distinct().collect()
+    def files() -> dict[int, str]:
+        found = lake.store.table(METRICS.name).selectExpr("day(day) AS day", "_metadata.file_path").distinct().collect()
         assert len(found) == len({row["day"] for row in found}), "a file for each day"
         return {row["day"]: row["file_path"] for row in found}
 
-    before = files()
     spark.sql(f"ALTER TABLE {lake.store.at(METRICS.name)} ADD COLUMNS (note STRING)")  # the user's own
-    lake.write(sent(5, 1440 * 4))
-    lake.write(sent(6, 1440 * 1 + 0.5), sent(6, 1440 * 1 + 0.5))
-    # The last batch that was seen may have been incomplete, so its days come again.
-    assert run(spark, settings).days == 4 + 1
-    lake.write(sent(7, 1440 * 2 + 3))
-    assert run(spark, settings) == MetricsDone(2, 3, 5)
+    lake.write(sent(5, 1440 * 2 + 61))
+    # The last batch that was seen may have been incomplete, so its hours come again.
+    assert run(spark, settings) == MetricsDone(6, 6, 6)
+    before = files()
+    spark.sql(f"UPDATE {lake.store.at(METRICS.name)} SET note = 'seen'")
+    lake.write(sent(6, 30.5), sent(6, 30.5))
+    assert run(spark, settings) == MetricsDone(2, 3, 4)
+    assert_counted(spark, lake)
+    noted = lake.store.table(METRICS.name).where("note = 'seen'").select(F.date_format("window_start", "dd HH:mm"))
+    assert_same(["01 01:30", "02 00:00", "03 00:00", "04 00:00"], [row[0] for row in noted.collect()])
     after = files()
-    assert {day.day for day in after if after[day] != before.get(day)} == {1, 2, 3, 4, 5}
-    lake.write(sent(8, 1440 * 2 + 4))
-    run(spark, settings)
+    lake.write(sent(7, 1440 + 5))
+    assert run(spark, settings).hours == 2
     last = files()
-    assert {day.day for day in last if last[day] != after[day]} == {3}
+    assert before.keys() == last.keys() == {1, 2, 3, 4}
+    assert {day for day in last if last[day] != after[day]} == {1, 2}
     assert_counted(spark, lake)
 
 
@@ -229,7 +233,7 @@ def test_other_settings_count_everything_again(spark: SparkSession, tmp_path: Pa
     assert_counted(spark, lake, window_s=30)
     assert run(spark, MetricsSettings(lake.root, most_keys=0)).records == 3
     assert_counted(spark, lake, most_keys=0)
-    # A day that the lake has lost is kept as it was.
+    # An hour that the lake has lost is kept as it was.
     spark.sql(f"DELETE FROM {lake.store.at('silver')} WHERE topic = 'payments'")
     assert run(spark, MetricsSettings(lake.root)) == MetricsDone(1, 1, 2)
     assert [row["records"] for row in lake.store.table(METRICS.name).orderBy("day").collect()] == [2, 1]
@@ -272,7 +276,7 @@ def test_the_command_runs_once_or_until_a_signal(
     line = ["pipeline", "metrics", "--lake", lake.root, "--set", "leader_group_id=test"]
     done = CliRunner().invoke(app, [*line, "--once"])
     assert done.exit_code == 0, done.output
-    assert "days replaced: 1; rows of `metrics`: 2; records: 2" in done.stderr
+    assert "hours counted: 1; rows of `metrics`: 2; records: 2" in done.stderr
 
     def more(*given: Any) -> MetricsDone:
         found = run(*given)
@@ -285,7 +289,7 @@ def test_the_command_runs_once_or_until_a_signal(
     monkeypatch.setattr(metrics, "run", more)
     done = CliRunner().invoke(app, [*line, "--every", "100ms"])
     assert done.exit_code == 0, done.output
-    assert done.stderr.count("replaced") == 1
+    assert done.stderr.count("hours counted") == 1
     assert_counted(spark, lake)
     for extra, said in ((("--window", "90ms"), "--window"), (("--every", "soon"), "--every")):
         refused = CliRunner().invoke(app, [*line, *extra])
@@ -310,6 +314,6 @@ def test_a_job_that_is_killed_between_its_writes_is_repeated(
     with plan.blocked(place), Driver("metrics", *args, env=plan.env) as driver:
         driver.wait_held(plan, place, START_S)
         driver.kill()
-    assert run(spark, settings) == MetricsDone(2, 3, 8)
+    assert run(spark, settings) == MetricsDone(3, 3, 8)
     rows = lake.rows(METRICS.name, "records")
     assert sorted(row["records"] for row in rows) == [1, 1, 6]

@@ -150,32 +150,33 @@ def test_no_time_of_creation_stops_the_count(spark: SparkSession) -> None:
     assert_rows(found, [{"records": 3, "with_origin": 3}])
 
 
-def test_a_record_belongs_to_the_day_on_which_its_window_begins(spark: SparkSession, tmp_path: Path) -> None:
-    chance, day = random.Random(11), 86_400_000_000
-    days = [date(1969, 12, 31), date(1970, 1, 1), date(2026, 3, 1), date(2026, 3, 2), date(2026, 3, 4)]
-    at = [-(2**62), 2**62, -1, 0, -day, day - 1, day]
-    at += [round((START.timestamp() + chance.uniform(-3, 6) * 86_400) * 1e6) for _ in range(200)]
-    rows = spark.createDataFrame([(one,) for one in at], "us bigint").select(
-        F.timestamp_micros("us").alias("timestamp")
-    )
-    for window_s in (1, 60, 420, 200_000):
-        begins = F.to_date(F.window("timestamp", f"{window_s} seconds")["start"])
-        inside = F.unix_micros("timestamp").between(-(2**55), 2**57)
-        found = rows.select(
-            begins.alias("begins"), inside.alias("inside"), windows.day(window_s).alias("day"),
-            windows.begins_on(days, window_s).alias("on"),
-        )  # fmt: skip
-        assert found.where("inside AND NOT begins <=> day OR NOT inside AND day IS NOT NULL").isEmpty()
-        assert found.where(
-            ~F.coalesce("on", F.lit(False)).eqNullSafe(F.coalesce(F.col("day").isin(days), F.lit(False)))
-        ).isEmpty()
-        assert not found.where("on").isEmpty()
-    assert rows.where(windows.begins_on([], 60)).isEmpty()
+def test_a_record_belongs_to_the_hour_in_which_its_window_begins(spark: SparkSession) -> None:
+    chance, hour_us = random.Random(11), 3_600_000_000
+    first = round(START.timestamp()) // 3600
+    hours = {-25, -1, 0, first, first + 1, first + 3, first + 50}
+    at = [-(2**62), 2**62, -1, 0, -hour_us, hour_us - 1, hour_us]
+    at += [round((START.timestamp() + chance.uniform(-5, 60) * 3600) * 1e6) for _ in range(200)]
+    rows = spark.createDataFrame([(one,) for one in at], "us bigint")
+    rows = rows.select("us", F.timestamp_micros("us").alias("timestamp"))
+    for window_s in (1, 60, 420, 20_000):
+        begins = F.unix_micros(F.window("timestamp", f"{window_s} seconds")["start"])
+        found = rows.select("us", begins.alias("begins"), windows.hour("timestamp", window_s).alias("hour"),
+                            windows.begins_in(hours, window_s).alias("is_in")).collect()  # fmt: skip
+        for row in found:
+            expected = row["begins"] // hour_us if abs(row["us"]) < 2**55 else None
+            assert (row["hour"], bool(row["is_in"])) == (expected, expected in hours), row
+        assert sum(bool(row["is_in"]) for row in found) > 3
+    assert rows.where(windows.begins_in([], 60)).isEmpty()
+    many = range(first - 1000, first, 3)  # too many to name the times between them
+    assert rows.where(windows.begins_in(many, 60)).count() == sum(one // hour_us in many for one in at)
+    assert windows.days(hours) == [
+        date(1969, 12, 30), date(1969, 12, 31), date(1970, 1, 1), date(2026, 3, 1), date(2026, 3, 3)
+    ]  # fmt: skip
 
 
-def test_files_without_a_record_of_the_days_are_skipped(spark: SparkSession, tmp_path: Path) -> None:
-    store = open_store(spark, make_lake(spark, tmp_path / "lake", *([sent(86_400 * one, 1)] for one in range(6))))
-    days = [START.date() + timedelta(days=one) for one in (1, 4)]
-    rows = spark.sql(schemas.bronze(store.at, HEADER)).where(windows.begins_on(days, 60))
+def test_files_without_a_record_of_the_hours_are_skipped(spark: SparkSession, tmp_path: Path) -> None:
+    store = open_store(spark, make_lake(spark, tmp_path / "lake", *([sent(3600 * one, 1)] for one in range(6))))
+    first = round(START.timestamp()) // 3600
+    rows = spark.sql(schemas.bronze(store.at, HEADER)).where(windows.begins_in([first + 1, first + 4], 60))
     assert rows.count() == 2
     assert len(rows.inputFiles()) == 2

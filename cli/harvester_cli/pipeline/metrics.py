@@ -30,7 +30,7 @@ def metrics(
 ) -> None:
     """Maintain a table of activity in a lake's topics, by window: throughput, latency, lanes and the hottest keys.
 
-    Each run replaces the days of which the lake has new records. SIGTERM and Ctrl-C stop it after a run.
+    Each run counts the hours again of which the lake has new records. SIGTERM and Ctrl-C stop it after a run.
     """
     every_s, window_s = (
         duration(text, option).total_seconds() for text, option in ((every, "--every"), (window, "--window"))
@@ -51,7 +51,7 @@ def metrics(
                     if stop.is_set():  # a signal to the process group also ends the Java process
                         break
                     raise
-                if done.days or once:
-                    say(f"days replaced: {done.days:,}; rows of `metrics`: {done.rows:,}; records: {done.records:,}")
+                if done.hours or once:
+                    say(f"hours counted: {done.hours:,}; rows of `metrics`: {done.rows:,}; records: {done.records:,}")
                 if once or stop.wait(every_s):
                     break

@@ -1,8 +1,10 @@
 """The job `metrics`: throughput, latency and skew of a lake's topics by window, as a batch over its tables.
 
-A run looks for batches of the lake that are new, and replaces the days on which windows of their records begin by what
-the lake has of these days now. So a late record corrects what was written before it, and no state is kept. What was
-seen is noted last, as a property of the table `metrics`: a run that was killed is repeated, with the same result.
+A run looks for batches of the lake that are new, and counts the hours in which windows of their records begin again,
+from all that the lake has of them. So a late record corrects what was written before it, and no state is kept. The days
+of these hours are replaced, since a partition of both formats can be replaced in one commit; their other hours stay.
+What was seen is noted last, as a property of the table `metrics`: a run that was killed is repeated, with the same
+result.
 
 The tables of a lake get the rows of a batch one after the other. So the versions of the tables are noted, too, and when
 one has changed, the last batch counts as new once more. ADR 30.
@@ -12,7 +14,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from datetime import date
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -46,9 +47,9 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsDone:
-    """How many days a run has replaced, the rows of `metrics` for them, and how many records these count."""
+    """How many hours a run has counted, the rows of `metrics` for them, and how many records these count."""
 
-    days: int = 0
+    hours: int = 0
     rows: int = 0
     records: int = 0
 
@@ -73,10 +74,11 @@ def run(spark: SparkSession, settings: MetricsSettings) -> MetricsDone:
         versions = {name: lake.version(name) for name in _SOURCES}
         if seen.get("versions") == versions:
             return MetricsDone()
-        days, batch = _touched(lake, settings, seen.get("batch"))
-        if days:
+        hours, batch = _touched(lake, settings, seen.get("batch"))
+        again, days = windows.hour("window_start").isin(*hours), windows.days(hours)
+        if hours:
             bronze = spark.sql(schemas.bronze(lake.at, header))
-            rows = bronze.where(_is_chosen(settings) & windows.begins_on(days, settings.window_s))
+            rows = bronze.where(_is_chosen(settings) & windows.begins_in(hours, settings.window_s))
             counted = windows.counts(rows, settings.window_s, keys=bool(settings.most_keys)).persist()
             try:
                 for table, found in (
@@ -84,28 +86,30 @@ def run(spark: SparkSession, settings: MetricsSettings) -> MetricsDone:
                     (METRICS, windows.windows(counted)),
                 ):
                     hit(f"metrics.{table.name}")
+                    kept = to.table(table.name).where(F.col("day").isin(*days) & ~again)
+                    replaced = found.unionByName(kept, allowMissingColumns=True)
                     # A file for each day, which is all that a run leaves to compact.
-                    to.replace(found.repartition("day"), table.name, F.col("day").isin(days))
+                    to.replace(replaced.repartition("day"), table.name, F.col("day").isin(*days))
             finally:
                 counted.unpersist()
         hit("metrics.seen")
         noting = json.dumps({"settings": chosen, "versions": versions, "batch": batch})
         to.set_property(METRICS.name, tables.COUNTED, noting)
-        written = to.table(METRICS.name).where(F.col("day").isin(days))
+        written = to.table(METRICS.name).where(F.col("day").isin(*days) & again)
         [total] = written.agg(F.count("*"), F.coalesce(F.sum("records"), F.lit(0))).collect()
-        return MetricsDone(len(days), *total)
+        return MetricsDone(len(hours), *total)
 
 
-def _touched(lake: TableStore, settings: MetricsSettings, since: str | None) -> tuple[list[date], str | None]:
-    """The days on which windows of records begin that are in batches from `since` on, and the last batch."""
+def _touched(lake: TableStore, settings: MetricsSettings, since: str | None) -> tuple[set[int], str | None]:
+    """The hours in which windows of records begin that are in batches from `since` on, and the last batch."""
     stored = [lake.table(name).select("topic", "timestamp", "batch") for name in _SOURCES]
     rows = reduce(DataFrame.unionByName, stored)
     if since is not None:
         rows = rows.where(F.col("batch") >= since)
-    day = F.when(_is_chosen(settings), windows.day(settings.window_s))
-    found = rows.groupBy(day.alias("day")).agg(F.max("batch").alias("batch")).collect()
+    hour = F.when(_is_chosen(settings), windows.hour("timestamp", settings.window_s))
+    found = rows.groupBy(hour.alias("hour")).agg(F.max("batch").alias("batch")).collect()
     last = max((row["batch"] for row in found if row["batch"] is not None), default=since)
-    return sorted(row["day"] for row in found if row["day"] is not None), last
+    return {row["hour"] for row in found} - {None}, last
 
 
 def _is_chosen(settings: MetricsSettings) -> Column:

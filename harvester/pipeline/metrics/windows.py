@@ -8,15 +8,14 @@ precision, which percentiles could not.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import date
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, StructField
 
-from harvester.pipeline.origin_columns import day_of
-from harvester.pipeline.schemas import Table, struct
+from harvester.pipeline.schemas import FIRST_US, LAST_US, Table, struct
 from harvester.telemetry.latency import GROWTH, HIGHEST_MS, LOWEST_MS
 
 PERCENTILES = (50, 90, 99)
@@ -42,29 +41,37 @@ KEYS = Table(
 _PLACE = ("window_start", "window_end", "topic")
 _LOWEST_US, _HIGHEST_US = LOWEST_MS * 1000, HIGHEST_MS * 1000
 _PER_LOG = 1 / math.log(GROWTH)
-_EPOCH, _DAY_US = date(1970, 1, 1).toordinal(), 86_400_000_000
+_EPOCH, _HOUR_US, _MOST_SPANS = date(1970, 1, 1).toordinal(), 3_600_000_000, 100
 _LAST = int(math.log(HIGHEST_MS / LOWEST_MS) * _PER_LOG)
 
 
-def day(window_s: int) -> Column:
-    """The UTC day on which a record's window begins; NULL outside the years 1 to 9999. Both tables are partitioned so.
+def hour(time: str, window_s: int = 1) -> Column:
+    """The hour since the epoch in which the window of a time begins; NULL outside the years 1 to 9999.
 
-    A window begins at a multiple of its length since the epoch, so it may reach into the next day.
+    A window begins at a multiple of its length since the epoch, so it may reach into later hours and days.
     """
-    return day_of(f"(unix_micros(timestamp) - pmod(unix_micros(timestamp), {window_s * 1_000_000}L))")
+    begin = f"(unix_micros({time}) - pmod(unix_micros({time}), {window_s * 1_000_000}L))"
+    whole = f"({begin} - pmod({begin}, {_HOUR_US}L)) DIV {_HOUR_US}L"
+    return F.expr(f"CASE WHEN {begin} BETWEEN {FIRST_US} AND {LAST_US} THEN {whole} END")
 
 
-def begins_on(days: Collection[date], window_s: int) -> Column:
-    """Whether a record's window begins on one of these days. Also bounds the timestamp, by which files are skipped."""
-    numbers = {one.toordinal() - _EPOCH for one in days}
-    firsts = sorted(number for number in numbers if number - 1 not in numbers)
-    ends = sorted(number + 1 for number in numbers if number + 1 not in numbers)
+def days(hours: Iterable[int]) -> list[date]:
+    """The days of these hours, by which both tables are partitioned."""
+    return sorted({date.fromordinal(_EPOCH + one // 24) for one in hours})
+
+
+def begins_in(hours: Collection[int], window_s: int) -> Column:
+    """Whether a record's window begins in one of these hours. Also bounds the timestamp, by which files are skipped."""
+    firsts = sorted(one for one in hours if one - 1 not in hours)
+    ends = sorted(one + 1 for one in hours if one + 1 not in hours)
+    if len(firsts) > _MOST_SPANS:
+        firsts, ends = firsts[:1], ends[-1:]
     spans = " OR ".join(
-        f"timestamp >= timestamp_micros({first * _DAY_US}L)"
-        f" AND timestamp < timestamp_micros({end * _DAY_US + window_s * 1_000_000}L)"
+        f"timestamp >= timestamp_micros({first * _HOUR_US}L)"
+        f" AND timestamp < timestamp_micros({end * _HOUR_US + window_s * 1_000_000}L)"
         for first, end in zip(firsts, ends, strict=True)
     )
-    return F.expr(spans or "false") & day(window_s).isin(*days)
+    return F.expr(spans or "false") & hour("timestamp", window_s).isin(*hours)
 
 
 def counts(bronze: DataFrame, window_s: int, *, keys: bool = True) -> DataFrame:
