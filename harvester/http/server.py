@@ -307,7 +307,9 @@ class WebServer(HttpServer):
                 host, port = listening.getsockname()[:2]
                 self.address, self._only_local = _shown(host, port), ipaddress.ip_address(host).is_loopback
                 self._trouble(None)
-                self._say(f"serving {', '.join(self.router.paths())} on http://{self.address}")
+                first, *others = self.router.paths()
+                below = f" and {', '.join(path[1:] for path in others)} below it" if others else ""
+                self._say(f"serving http://{self.address}{first}{below}")
                 self.listening.set()
                 self.serve(listening)
             self.address = None

@@ -17,8 +17,6 @@ from harvester_cli.pipeline import options
 from harvester_cli.pipeline.options import Job, say
 from harvester_cli.signals import stop_on_signal
 
-from harvester.http import lake_metrics
-
 
 @grouped
 def lake(
@@ -75,6 +73,8 @@ def lake(
     if both := sorted({*(retire_topic or ())} & {*topic}):
         raise typer.BadParameter(f"{', '.join(both)} is also a --topic", param_hint="--retire-topic")
     begin, _ = options.period(start_at, None, "--start-at")
+
+    from harvester.http import lake_metrics
 
     with (
         nullcontext() if listen is None else lake_metrics(listen, say) as metrics,
