@@ -193,7 +193,7 @@ def test_a_lake_of_an_earlier_version_is_rebuilt_and_goes_on(lake: Lake, writer:
     assert rebuild(lake.spark, str(old.root), str(new.root)) == len(FIRST)
     new.assert_holds(oracle)
     assert_same(REJECTED, [_value(row) for row in new.rows("rejects", "value", "reason")])
-    with pytest.raises(TableMismatch, match="not empty"):
+    with pytest.raises(TableMismatch, match="not an empty directory"):
         rebuild(lake.spark, str(old.root), str(new.root))
 
     # Repeats of what the old one had, which no ids are remembered of, and the record that it had half written.
