@@ -16,7 +16,7 @@ _BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class LakeMetrics:
-    """What the batches have done so far. `take` and the server may use it at the same time."""
+    """Counts a lake's batches since the job started. `take` and the server may use it at the same time."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()

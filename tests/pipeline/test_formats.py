@@ -31,6 +31,7 @@ from harvester.relay.failpoints import VARIABLE
 from tests.pipeline.test_lake import FIRST, REJECTED, SECOND
 from tests.support.formats import LakeAt, known, places, where
 from tests.support.harvested import KEPT, Sent, Writer
+from tests.support.interruptions import CutOff, Interrupter
 from tests.support.lakes import Oracle, assert_same, make_lake
 from tests.support.longs import long
 from tests.support.sparks import assert_rows, configure
@@ -144,21 +145,6 @@ def test_a_lake_over_several_runs(lake: LakeAt, writer: Writer, make_topic: Make
     lake.assert_holds(oracle)
 
 
-class Interrupter:
-    """Lets so many writes pass, and never the one that is refused; remembers before which ones it was asked."""
-
-    def __init__(self) -> None:
-        self.left, self.refused, self.places = 0, "", list[str]()
-
-    def hit(self, place: str, **_: Any) -> None:
-        self.places.append(place)
-        if place in ("lake.current", "lake.folded", "lake.compaction"):
-            return
-        if self.left == 0 or place == self.refused:
-            raise InterruptedError(place)
-        self.left -= 1
-
-
 interrupter = Interrupter()
 
 
@@ -222,17 +208,6 @@ def test_of_appends_under_one_name_one_is_seen_however_they_overlap(spark: Spark
     store.append(rows, "incarnations", ("test", 2))
     assert store.table("incarnations").count() == 3
     assert store.last_written(["incarnations"], "another") is None
-
-
-class CutOff:
-    """A job that ends before one of its writes."""
-
-    def __init__(self) -> None:
-        self.place: str | None = None
-
-    def hit(self, place: str, **_: Any) -> None:
-        if place == self.place:
-            raise InterruptedError(place)
 
 
 cut_off = CutOff()

@@ -21,6 +21,7 @@ from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.lake.upkeep import rebuild
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import DAY_US, KEPT, SENT_MS, A, B, Sent, Writer
+from tests.support.interruptions import Interrupter
 from tests.support.lakes import Lake, Oracle, assert_same, moment_ms
 from tests.support.sparks import compiled
 
@@ -113,25 +114,6 @@ def _refusals(lake: Lake, orders: str, payments: str, payloads: dict[str, Any]) 
         other.once(*both, checkpoint=str(lake.root / "checkpoint"))
     assert lake.versions() == before
     assert not other.root.exists()
-
-
-BESIDE = ("lake.current", "lake.folded", "lake.compaction")
-"""What is done beside batches; test_transforms cuts that off."""
-
-
-class Interrupter:
-    """Lets so many writes pass, and never the one that is refused; remembers before which ones it was asked."""
-
-    def __init__(self) -> None:
-        self.left, self.refused, self.places = 0, "", list[str]()
-
-    def hit(self, place: str, **_: Any) -> None:
-        self.places.append(place)
-        if place in BESIDE:
-            return
-        if self.left == 0 or place == self.refused:
-            raise InterruptedError(place)
-        self.left -= 1
 
 
 interrupter = Interrupter()

@@ -24,6 +24,7 @@ from harvester.pipeline.store import ErasedTable, TableStore
 from harvester.pipeline.streaming import Manifest, TopicLog
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import KEPT, SENT_MS, Delivered, Sent, Writer
+from tests.support.interruptions import CutOff
 from tests.support.lakes import Lake, Oracle, assert_same
 from tests.support.longs import long
 from tests.support.wait import eventually
@@ -141,17 +142,6 @@ def writer(servers: Servers) -> Writer:
 @pytest.fixture
 def admin(servers: Servers) -> AdminClient:
     return AdminClient({"bootstrap.servers": servers.bootstrap, "broker.address.family": "v4", "log_level": 3})
-
-
-class CutOff:
-    """A job that ends before one of its writes."""
-
-    def __init__(self) -> None:
-        self.place: str | None = None
-
-    def hit(self, place: str, **_: Any) -> None:
-        if place == self.place:
-            raise InterruptedError(place)
 
 
 cut_off = CutOff()

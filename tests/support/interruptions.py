@@ -1,0 +1,34 @@
+"""Test hooks that end a job of the lake before one of its writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+BESIDE = ("lake.current", "lake.folded", "lake.compaction")
+"""What is done beside batches; test_transforms cuts that off."""
+
+
+class Interrupter:
+    """Lets so many writes pass, and never the one that is refused; remembers before which ones it was asked."""
+
+    def __init__(self) -> None:
+        self.left, self.refused, self.places = 0, "", list[str]()
+
+    def hit(self, place: str, **_: Any) -> None:
+        self.places.append(place)
+        if place in BESIDE:
+            return
+        if self.left == 0 or place == self.refused:
+            raise InterruptedError(place)
+        self.left -= 1
+
+
+class CutOff:
+    """A job that ends before one of its writes."""
+
+    def __init__(self) -> None:
+        self.place: str | None = None
+
+    def hit(self, place: str, **_: Any) -> None:
+        if place == self.place:
+            raise InterruptedError(place)
