@@ -173,7 +173,7 @@ class SimHarvester:
         if self.inbox:
             found.append(((self.name, "hears", self.inbox[0][0]), self._hear))
         for shard in self.shards:
-            name = f"{self.name}{shard.index}"
+            name = shard.name
             if shard.to_supervisor:
                 found.append(((name, "says", shard.to_supervisor[0]), partial(self._hear_shard, shard)))
             elif not shard.alive:

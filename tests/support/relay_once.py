@@ -193,6 +193,10 @@ class OnceShard(SimProcess):
         return [*(entry.id for entry in self._open_entries()), *self.batches.leaving()]
 
     @property
+    def held(self) -> int:
+        return len(self._open_entries()) + len(self.batches._unpurged) + len(self.batches._leaving)
+
+    @property
     def unsettled_uids(self) -> list[int]:
         return []  # nothing may be repeated, whoever has it
 
@@ -753,14 +757,15 @@ class OnceWorld(World):
 
     def _endings(self) -> list[tuple[Note, Action]]:
         """Commits that were asked for, and those that a producer had sent twice and that nobody has fenced since."""
-        asked = [lane for lane in self.lanes if lane.ending is not None and not lane.coming]
-        late = [lane for lane in self.lanes if lane.late == lane.epoch and lane.ending is None]
-        coming = [lane for lane in self.lanes if lane.coming]
-        return [
-            *(((f"lane {lane.number}", "writes"), self._write(lane)) for lane in coming),
-            *(((f"lane {lane.number}", "commits"), self._end(lane)) for lane in asked),
-            *(((f"lane {lane.number}", "a late commit arrives"), self._end_early(lane)) for lane in late),
-        ]
+        writes, commits, late = list[tuple[Note, Action]](), list[tuple[Note, Action]](), list[tuple[Note, Action]]()
+        for lane in self.lanes:
+            if lane.coming:
+                writes.append(((f"lane {lane.number}", "writes"), self._write(lane)))
+            elif lane.ending is not None:
+                commits.append(((f"lane {lane.number}", "commits"), self._end(lane)))
+            if lane.late == lane.epoch and lane.ending is None:
+                late.append(((f"lane {lane.number}", "a late commit arrives"), self._end_early(lane)))
+        return [*writes, *commits, *late]
 
     def _write(self, lane: SimLane) -> Callable[[], None]:
         return lambda: lane.written.append(lane.coming.pop(0))

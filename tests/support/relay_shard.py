@@ -109,7 +109,7 @@ class SimProcess(ABC):
     """What shards of both modes share: the process with its pipes and its purger, which are simulated."""
 
     def __init__(self, owner: SimHarvester, index: int) -> None:
-        self.owner, self.index = owner, index
+        self.owner, self.index, self.name = owner, index, f"{owner.name}{index}"
         self.to_shard: deque[f.Frame] = deque()
         self.to_supervisor: deque[f.Frame] = deque()
         self.alive, self.ready, self.doomed, self.watched = True, False, False, False
@@ -133,10 +133,6 @@ class SimProcess(ABC):
         self.failpoints, self.is_crowded = load(), False
 
     @property
-    def name(self) -> str:
-        return f"{self.owner.name}{self.index}"
-
-    @property
     def records(self) -> Any:
         """The purger, which would ask for them, is simulated."""
         raise AssertionError
@@ -154,6 +150,11 @@ class SimProcess(ABC):
     @abstractmethod
     def unsettled(self) -> list[int]:
         """Ids handed to the producer, or on their way to quarantine, and not settled."""
+
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """How many these are."""
 
     @property
     @abstractmethod
@@ -327,6 +328,10 @@ class SimShard(SimProcess):
     def unsettled(self) -> list[int]:
         """Ids handed to the producer and not settled."""
         return [*self.sender._barrier.unsettled]
+
+    @property
+    def held(self) -> int:
+        return len(self.sender._barrier.unsettled)
 
     @property
     def unsettled_uids(self) -> list[int]:

@@ -41,6 +41,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -147,7 +148,7 @@ class Table:
 
     def visible(self) -> list[Row]:
         """What a snapshot taken now shows, by id."""
-        return [row for _, row in sorted(self.rows.items()) if row.visible and not row.gone]
+        return sorted((row for row in self.rows.values() if row.visible and not row.gone), key=attrgetter("id"))
 
     def show(self, row: Row) -> None:
         """Its transaction commits."""
@@ -356,8 +357,8 @@ class World:
         return (
             self.leader is not None
             and self.leader.leads
-            and not self.table.visible()
             and all(harvester.is_calm for harvester in self.harvesters)
+            and not self.table.visible()
         )
 
     def fail(self, what: str) -> None:
@@ -530,11 +531,11 @@ class World:
         for harvester in self.harvesters:
             machine = harvester.machine
             most = machine.settings.max_in_flight_records
-            held = sum(len(shard.unsettled) for shard in harvester.living)
+            held = sum(shard.held for shard in harvester.shards if shard.alive)
             if held > most:
                 self.fail(f"I3: {held} records at the producers of {harvester.name}, {most} are allowed")
             ledger = machine.ledger
-            if min(ledger.in_flight, ledger.queued, *map(ledger.unsettled_of, range(8))) < 0:
+            if min(ledger.in_flight, ledger.queued, *ledger._per_shard.values()) < 0:
                 self.fail("a count of the ledger is negative")
 
     def _check_end(self) -> None:
