@@ -6,12 +6,13 @@ import json
 import os
 import random
 import select
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harvester.clock import clock_s
-from harvester.relay.ipc import MessagePipe
+from harvester.relay.ipc import MessagePipe, in_flight, trust_check
 
 
 def report(variable: str, _inbound: int, outbound: int, shared: Any, _supervisor: int, _memory: int) -> int:
@@ -68,6 +69,23 @@ def falls_silent(_spec: Any, *place: Any) -> int:
 def dies(*_: Any) -> int:
     """Ends at once."""
     return 9
+
+
+def deaf(_spec: Any, frames: int, answers: int, _shared: Any, _supervisor: int, _memory: int) -> NoReturn:
+    """A shard that has closed its pipes and lives on."""
+    os.close(frames)
+    os.close(answers)
+    while True:
+        signal.pause()
+
+
+def asks(seconds: float, _frames: int, _answers: int, shared: Any, _supervisor: int, _memory: int) -> NoReturn:
+    """A shard that does nothing but look at what is shared, and is killed wherever it is after so much of its time."""
+    trusted = trust_check(shared)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    while True:
+        trusted()
+        in_flight(shared)
 
 
 def supervise() -> NoReturn:

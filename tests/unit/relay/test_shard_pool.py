@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, NoReturn, cast
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,31 +16,23 @@ from hypothesis import strategies as st
 
 from harvester.relay import shard_pool
 from harvester.relay.forkserver import Forkserver
-from harvester.relay.ipc import in_flight, set_in_flight, trust_check
+from harvester.relay.ipc import in_flight, set_in_flight
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import RestartBudget, ShardPool, ShardProcess
+from tests.support.forked import asks, deaf
 from tests.support.harvesting import alive
 from tests.support.wait import eventually
+from tests.support.warm import warm_forkservers
 
 LATER = float("inf")
 SPEC = cast(ShardSpec, SimpleNamespace(index=0))
 
 
-def deaf(_spec: Any, frames: int, answers: int, _shared: Any, _supervisor: int, _memory: int) -> NoReturn:
-    """A shard that has closed its pipes and lives on."""
-    os.close(frames)
-    os.close(answers)
-    while True:
-        signal.pause()
-
-
-def asks(seconds: float, _frames: int, _answers: int, shared: Any, _supervisor: int, _memory: int) -> NoReturn:
-    """A shard that does nothing but look at what is shared, and is killed wherever it is after so much of its time."""
-    trusted = trust_check(shared)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    while True:
-        trusted()
-        in_flight(shared)
+@pytest.fixture(autouse=True, scope="module")
+def _warm() -> Iterator[None]:
+    """How a server starts is another file's question."""
+    with warm_forkservers():
+        yield
 
 
 @pytest.fixture
