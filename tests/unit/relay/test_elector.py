@@ -32,9 +32,10 @@ from harvester.relay.elector import EXIT_STOOD_STILL, Elector, ElectorProcess, E
 from harvester.relay.forkserver import Forkserver
 from harvester.relay.ipc import WORDS, MessagePipe, MessageReader, be_present, listen, listened_s, owe, turn
 from tests.support.forked import dies, falls_silent, leads
-from tests.support.harvesting import alive, electors_of
+from tests.support.harvesting import alive, children
 from tests.support.longs import some_of
 from tests.support.wait import eventually
+from tests.support.warm import warm_forkservers
 
 SETTINGS = MemberSettings(
     topic="leaders",
@@ -506,6 +507,13 @@ class Told:
         return [event[1:] for event in list(self.events) if event[0] == name]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _warm() -> Iterator[None]:
+    """How a server starts is another file's question."""
+    with warm_forkservers():
+        yield
+
+
 @pytest.fixture
 def forkserver() -> Iterator[Forkserver]:
     made = Forkserver()
@@ -534,14 +542,20 @@ def place(
         yield made, told
     finally:
         made._ended.set()
-        for pid in electors_of(os.getpid()):
+        for pid in electors(forkserver):
             os.kill(pid, signal.SIGKILL)
         made._thread.join(20)
         assert not made._thread.is_alive()
 
 
-def one_elector() -> int:
-    pids = eventually(lambda: electors_of(os.getpid()), what="the process")
+def electors(forkserver: Forkserver) -> list[int]:
+    """Nothing else is started here."""
+    assert forkserver._server is not None
+    return children(forkserver._server._process.pid)
+
+
+def one_elector(forkserver: Forkserver) -> int:
+    pids = eventually(lambda: electors(forkserver), what="the process")
     assert pids is not None
     (pid,) = pids
     return pid
@@ -553,12 +567,12 @@ def test_a_leader_whose_elector_is_killed_is_fenced_at_once(
     with place(monkeypatch, forkserver, leads) as (made, told):
         eventually(lambda: "acquired" in told.names(), what="the lead")
         assert (made.highest_term, made.missing()) == (3, None)
-        first = one_elector()
+        first = one_elector(forkserver)
         os.kill(first, signal.SIGKILL)
         eventually(lambda: told.names().count("acquired") == 2, what="another one")
         names = [name for name in told.names() if name in ("acquired", "fenced", "client_said")]
         assert names == ["acquired", "fenced", "client_said", "acquired"]
-        assert one_elector() != first
+        assert one_elector(forkserver) != first
         assert "exit code -9" in told.of("client_said")[0][1]
 
 
@@ -568,7 +582,7 @@ def test_a_leader_whose_elector_stands_still_is_fenced_when_its_trust_has_ended(
     with place(monkeypatch, forkserver, falls_silent, session_s=3.0) as (made, told):
         eventually(lambda: "fenced" in told.names(), what="the fence")
         assert clock_s() >= told.of("trust")[0][0]
-        first = one_elector()
+        first = one_elector(forkserver)
         assert made.missing() == Missing("the process that holds the place in the group does not respond")
         eventually(lambda: not alive(first), what="its end")
         assert "killed" in told.of("client_said")[0][1]
@@ -580,7 +594,7 @@ def test_nobody_waits_for_an_elector_that_does_not_read(
 ) -> None:
     with place(monkeypatch, forkserver, leads) as (made, told):
         eventually(lambda: "acquired" in told.names(), what="the lead")
-        first = one_elector()
+        first = one_elector(forkserver)
         os.kill(first, signal.SIGSTOP)
         done = threading.Event()
 
@@ -603,7 +617,7 @@ def test_who_asks_for_the_cluster_hears_of_its_elector_s_end(
         with pytest.raises(BrokerUnavailable):
             Elector(SETTINGS, 1.0, 1.0, forkserver).cluster()
         eventually(lambda: "acquired" in told.names(), what="the lead")
-        pid = one_elector()
+        pid = one_elector(forkserver)
         threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable):
@@ -629,7 +643,7 @@ def test_no_place_is_asked_for_while_the_relay_stands_still(monkeypatch: pytest.
         with place(monkeypatch, forkserver, leads) as (_, told):
             began = time.monotonic()
             eventually(lambda: time.monotonic() > began + 0.5, what="time to start one")
-            assert electors_of(os.getpid()) == []
+            assert electors(forkserver) == []
             turn(forkserver.shared, marks=True)
             eventually(lambda: "acquired" in told.names(), what="the lead")
     finally:
