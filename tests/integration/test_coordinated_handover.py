@@ -17,6 +17,8 @@ from tests.support.wait import eventually
 __all__ = ["join", "settings"]
 
 RECORDS = 800
+# Each question takes a record: until there are batches in hand, and once the successor has begun, not slowly.
+HURRIES: dict[str, float] = {"interval_s": 0.001, "longest_interval_s": 0.002}
 
 
 @pytest.fixture
@@ -42,20 +44,21 @@ def test_what_a_slow_consumer_owned_is_not_handed_out_after_its_successor_began(
             take()
             return len(slow.claims()) == 4 and slow.statistics().batches >= 8
 
-        eventually(owns_all, what="batches of all partitions")
+        eventually(owns_all, what="batches of all partitions", **HURRIES)
         quick = join(**{name: getattr(at_most_once, name) for name in ("at_most_once", "heartbeat_interval_s")})
 
         def shared() -> bool:
             take()
-            return (len(slow.claims()), held(quick)) == (2, [2])
+            begun = {partition for _, partition, _ in list(quick.handed)}
+            return (len(slow.claims()), held(quick), len(begun)) == (2, [2], 2)
 
-        eventually(shared, 60, what="a fair share")
+        eventually(shared, 60, what="a fair share, and records of it")
 
         def done() -> bool:
             take()
             return len(handed) + len(quick.handed) >= RECORDS
 
-        eventually(done, 60, what="all records")
+        eventually(done, 60, what="all records", **HURRIES)
     assert quick.handed
     _assert_in_order([*handed, *quick.handed])
 
@@ -73,7 +76,7 @@ def test_what_a_consumer_owned_and_did_not_hand_out_when_it_was_closed_is_not_lo
                 handed.append((clock_s(), record.partition(), record.offset()))
             return len(handed) >= 10 and first.statistics().batches >= 8
 
-        eventually(has_taken_some, what="batches of all partitions")
+        eventually(has_taken_some, what="batches of all partitions", **HURRIES)
     second = join(at_most_once=True, heartbeat_interval_s=at_most_once.heartbeat_interval_s)
     eventually(lambda: len(handed) + len(second.handed) >= RECORDS, 60, what="all records")
     _assert_in_order([*handed, *second.handed])
