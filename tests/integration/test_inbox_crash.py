@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,10 +15,10 @@ from confluent_kafka.admin import AdminClient
 
 from harvester.origin import HEADER
 from tests.support.inbox import stamped
+from tests.support.warm import PipedModule
 
 pytestmark = pytest.mark.servers
 
-ROOT = Path(__file__).parents[2]
 Start = Callable[..., "Running"]
 
 
@@ -29,20 +26,12 @@ class Running:
     """A consumer process."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.inbox_consumer", json.dumps(plan)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        self.process = PipedModule("tests.support.inbox_consumer", json.dumps(plan))
 
     def wait_for(self, line: str) -> None:
-        assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == line
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
@@ -51,7 +40,7 @@ class Running:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
 
 @pytest.fixture

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,6 +18,7 @@ from harvester import LeasedStasher, LeaseFenced, SequenceGap, Stashed, Stasher
 from tests.support.leasing import lease_row, record, values, wait_blocked
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually
+from tests.support.warm import PipedModule
 
 pytestmark = pytest.mark.servers
 
@@ -185,7 +183,7 @@ def test_a_writer_that_is_killed_before_its_answer_repeats_nothing(database: str
                 proxy.freeze(up=False)
                 eventually(partial(_waits_for_its_answer, database), what="a writer that waits", interval_s=0.05)
                 child.kill()
-                said, _ = child.communicate(timeout=30)
+                said, _ = child.communicate()
             proxy.thaw()
             ahead = _sequence(database) - int(said.split()[-1])
             assert ahead == {"autocommit": 1, "batch": 3}.get(mode, ahead), "it did not know of its last commit"
@@ -199,14 +197,13 @@ def test_a_writer_that_is_killed_before_its_answer_repeats_nothing(database: str
 
 
 @contextmanager
-def _writer(dsn: str, mode: str, last: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.support.lease_writer", dsn, mode, str(last)]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
+def _writer(dsn: str, mode: str, last: int) -> Iterator[PipedModule]:
+    child = PipedModule("tests.support.lease_writer", dsn, mode, str(last))
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def _sequence(dsn: str) -> int:

@@ -175,12 +175,44 @@ def start_command(
     return process, os.fdopen(out, errors="replace"), os.fdopen(err, errors="replace")
 
 
+def start_aside(args: Sequence[str], errors: int, cwd: Path) -> Forked:
+    """`harvester ARGS` in a session of its own, of which the descriptor gets what it says on standard error."""
+    with open(os.devnull, "r+") as nothing:  # noqa: PTH123
+        fds = {0: nothing.fileno(), 1: nothing.fileno(), 2: errors}
+        return _warm("command").fork(args, fds, os.environ, cwd, session=True)
+
+
 def start_module(args: Sequence[str], output: int) -> Forked:
     """`python -m ARGS`, which writes everything into that descriptor."""
     with open(os.devnull) as nothing:  # noqa: PTH123
         return _warm("module").fork(
             args, {0: nothing.fileno(), 1: output, 2: output}, os.environ, Path(__file__).parents[2]
         )
+
+
+class PipedModule:
+    """`python -m ARGS` in the root of this checkout: a `subprocess.Popen` with pipes for its input and its output."""
+
+    def __init__(self, *args: str) -> None:
+        (given, writes_given), (out, writes_out) = os.pipe(), os.pipe()
+        try:
+            fds = {0: given, 1: writes_out, 2: 2}
+            self._process = _warm("module").fork(args, fds, os.environ, Path(__file__).parents[2])
+        finally:
+            os.close(given)
+            os.close(writes_out)
+        self.stdin, self.stdout = os.fdopen(writes_given, "w"), os.fdopen(out)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def communicate(self) -> tuple[str, None]:
+        """The rest of its output, and its end."""
+        self.stdin.close()
+        said = "" if self.stdout.closed else self.stdout.read()
+        self.stdout.close()
+        self._process.wait()
+        return said, None
 
 
 class _OnPath(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
