@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+import subprocess
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TextIO
 
 import pytest
 from confluent_kafka import Producer
 
-from scripts.benchmarks import _report, consumer, coordination, drain, latency, limits
+from scripts.benchmarks import _relay, _report, _worker, consumer, coordination, drain, latency, limits
 from scripts.benchmarks.__main__ import BOOTSTRAP, DSN, find, main
 from scripts.benchmarks._backlog import read
 from scripts.benchmarks._place import Place
@@ -20,6 +22,7 @@ from scripts.benchmarks._scenario import Bench, Samples
 from tests.conftest import MakeTopic
 from tests.support.longs import VARIABLE, long
 from tests.support.servers import Servers
+from tests.support.warm import Forked, PipedModule, start_aside
 
 ONE_DRAIN = {"rate_per_s", "cpu_us_per_record", "cpu_us_supervisor", "rss_mb"}
 SHARE = {"first_per_s", "last_per_s", "last_over_first", "first_over_drain", "first_over_drains_first"}
@@ -85,10 +88,21 @@ def tiny(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
     monkeypatch.setattr(latency, "TRIGGER", (True,))
     monkeypatch.setattr(coordination, "INTERVAL_S", 1.0)
     monkeypatch.setattr(coordination, "HELD", (10,))
-    if VARIABLE not in os.environ:
+    if VARIABLE not in os.environ:  # nightly its processes are new ones, and there are more of them
+        monkeypatch.setattr(_worker, "subprocess", SimpleNamespace(Popen=_worker_process, PIPE=subprocess.PIPE))
+        forked = SimpleNamespace(Popen=_harvester, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired)
+        monkeypatch.setattr(_relay, "subprocess", forked)
         monkeypatch.setattr(consumer, "WAYS", {way: consumer.WAYS[way] for way in WAYS})
         for module in (consumer, coordination):
             monkeypatch.setattr(module, "PARTITIONS", 2)  # as many processes begin at once
+
+
+def _worker_process(command: Sequence[str], **_pipes: Any) -> PipedModule:
+    return PipedModule(*command[2:])
+
+
+def _harvester(command: Sequence[str], *, stderr: TextIO, cwd: Path, **_aside: Any) -> Forked:
+    return start_aside(command[3:], stderr.fileno(), cwd)
 
 
 @pytest.mark.parametrize("group", [pytest.param(name, marks=long if name in NIGHTLY else ()) for name in GROUPS])

@@ -323,10 +323,15 @@ def test_errors_have_a_hint(scene: Scene) -> None:
     assert done.returncode == ExitCode.CONFIGURATION
     assert "there is no coordination topic" in done.stderr
     assert "hint: " in done.stderr
-    for args in (["claims"], ["consume", "--group", "g", "--topic", "t"]):
-        done = run_cli(*args, "--bootstrap", "127.0.0.1:1", check=False)
-        assert done.returncode == ExitCode.UNAVAILABLE
-        error, *rest = done.stderr.splitlines()  # and no line of the client's
+    nowhere = ["--bootstrap", "127.0.0.1:1"]  # both give up after 10 s
+    with (
+        RunningCli("claims", *nowhere) as claims,
+        RunningCli("consume", "--group", "g", "--topic", "t", *nowhere) as consume,
+    ):
+        codes = [claims.wait(), consume.wait()]
+    assert codes == [ExitCode.UNAVAILABLE] * 2
+    for done in (claims, consume):
+        error, *rest = done.stderr  # and no line of the client's
         assert error.startswith("harvester: Kafka at 127.0.0.1:1 does not answer")
         assert all(line.startswith("hint: ") for line in rest)
 

@@ -206,8 +206,11 @@ def test_what_is_committed_is_purged_from_a_table_that_is_written_anew(
 
 
 def kill_before_the_purge(scene: Scene, marking: str) -> list[int]:
-    """A harvester that has committed, and is killed with its shards before it has deleted; the ids."""
-    with scene.cli(env=scene.plan.env, marking=marking, **EXACTLY_ONCE, **PATIENT) as running:
+    """A harvester that has committed, and is killed with its shards before it has deleted; the ids.
+
+    Nothing waits long here, and whoever succeeds it waits as long as its trust and its delivery timeout together.
+    """
+    with scene.cli(env=scene.plan.env, marking=marking, **EXACTLY_ONCE) as running:
         wait_leads(running)
         scene.add(*rows("warm"))
         scene.wait_left()
