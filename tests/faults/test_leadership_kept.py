@@ -7,18 +7,19 @@ from typing import Any
 
 from tests.support.families import family, pass_time, wait_members
 from tests.support.harvesting import Scene
+from tests.support.longs import some_of
 from tests.support.wait import eventually
 from tests.support.writing import figure, longest_gap_ms, verify, writing
 
 pytest_plugins = ["tests.support.scenes"]
 
-ROUNDS = 9
+ROUNDS = max(3, some_of(9))  # of three kinds in turn
 HEARTBEAT_S = 5.0  # what is left of it beside the freeze has to do on a busy machine, too
 # A frozen shard's records must not time out, either.
 LIMITS: dict[str, Any] = {"heartbeat_timeout": f"{HEARTBEAT_S:g}s", "session_timeout": "15s", "drain_interval": "8s"}
 
 
-def test_nine_freezes_of_half_the_heartbeat_timeout_cost_no_leadership(scene: Scene) -> None:
+def test_freezes_of_half_the_heartbeat_timeout_cost_no_leadership(scene: Scene) -> None:
     with family(scene, "one", **LIMITS) as one, family(scene, "two", **LIMITS) as two:
         wait_members(scene, 2)
         with writing(scene) as load:
