@@ -37,6 +37,8 @@ def manager(scene: Scene, tmp_path: Path) -> Iterator[Systemd]:
 
 
 def test_a_service_from_start_to_stop(manager: Systemd, scene: Scene) -> None:
+    seldom: dict[str, float] = {"interval_s": 0.3, "longest_interval_s": 0.3}  # each question is a few processes
+
     def state() -> dict[str, str]:
         return manager.show(UNIT, "ActiveState", "SubState", "StatusText", "MainPID", "NRestarts", "Result")
 
@@ -52,7 +54,7 @@ def test_a_service_from_start_to_stop(manager: Systemd, scene: Scene) -> None:
 
     manager.run("systemctl", "start", UNIT, check=False)
     assert state()["ActiveState"] == "active", manager.run("systemctl", "status", UNIT, check=False) + said()
-    eventually(leads, 90, "the service to lead")
+    eventually(leads, 90, "the service to lead", **seldom)
     add_and_wait("1")
 
     # The service is of a user of its own, which may gain nothing.
@@ -71,11 +73,11 @@ def test_a_service_from_start_to_stop(manager: Systemd, scene: Scene) -> None:
 
     # Killed, it is started again; so it is when its mark loop stands still.
     manager.run("kill", "-KILL", main)
-    eventually(lambda: state()["NRestarts"] == "1" and leads(), 90, "the first restart")
+    eventually(lambda: state()["NRestarts"] == "1" and leads(), 90, "the first restart", **seldom)
     add_and_wait("2")
     assert manager.show(UNIT, "WatchdogUSec") == {"WatchdogUSec": "16s"}, "12 H and 10 s, as it has asked for"
     manager.run("kill", "-STOP", state()["MainPID"])
-    eventually(lambda: state()["NRestarts"] == "2" and leads(), 120, "the restart by the watchdog")
+    eventually(lambda: state()["NRestarts"] == "2" and leads(), 120, "the restart by the watchdog", **seldom)
     add_and_wait("3")
 
     manager.run("systemctl", "stop", UNIT)
