@@ -60,7 +60,7 @@ def test_what_a_dead_consumer_held_is_taken_over_behind_what_it_did(settings: Co
 def test_a_stable_client_id_gets_its_claims_back_and_a_second_process_none(
     settings: ConsumerSettings, join: Join
 ) -> None:
-    unhurried: dict[str, Any] = {"client_id": "stable", "heartbeat_interval_s": 6 * INTERVAL_S}
+    unhurried: dict[str, Any] = {"client_id": "stable", "heartbeat_interval_s": 4 * INTERVAL_S}
     one = join(**unhurried)
     timing = replace(settings, **unhurried).timing
     eventually(lambda: held(one) == [4], what="all claims")
