@@ -330,8 +330,8 @@ def test_errors_have_a_hint(scene: Scene) -> None:
     ):
         codes = [claims.wait(), consume.wait()]
     assert codes == [ExitCode.UNAVAILABLE] * 2
-    for done in (claims, consume):
-        error, *rest = done.stderr  # and no line of the client's
+    for running in (claims, consume):
+        error, *rest = running.stderr  # and no line of the client's
         assert error.startswith("harvester: Kafka at 127.0.0.1:1 does not answer")
         assert all(line.startswith("hint: ") for line in rest)
 
