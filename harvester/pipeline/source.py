@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -75,12 +76,18 @@ def options(kafka: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def stream(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str], most: int) -> DataFrame:
+TUNING = ("minPartitions", "maxRecordsPerPartition", "minOffsetsPerTrigger", "maxTriggerDelay", "groupIdPrefix")
+"""The options of Spark's Kafka source that users may set: the others decide what is read."""
+
+
+def stream(
+    spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str], most: int, tuning: Mapping[str, str]
+) -> DataFrame:
     """Every committed record from the beginning, as schemas.KAFKA; at most `most` in a batch.
 
     The stream fails if Kafka has removed records with which the checkpoint continues, instead of skipping them.
     """
-    range_ = {"subscribe": ",".join(topics), "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(most)}
+    range_ = {**tuning, "subscribe": ",".join(topics), "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(most)}
     return spark.readStream.format("kafka").options(**options(kafka), **range_).load()
 
 
@@ -168,13 +175,29 @@ def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterato
         ) from error
 
 
-def require_topics(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str]) -> None:
-    """Raises InputMissing, naming the topics that do not exist, or BrokerUnavailable."""
+def chosen_topics(
+    spark: SparkSession,
+    kafka: Mapping[str, str],
+    named: Sequence[str],
+    pattern: str | None = None,
+    without: Collection[str] = (),
+) -> tuple[str, ...]:
+    """The named topics, and those others whose whole name matches the pattern, by name; none of `without`.
+
+    Raises InputMissing, naming the topics that do not exist, or if there are none; or BrokerUnavailable.
+    """
     with admin(spark, kafka, "topics") as client:
         found = client.names()
-    if missing := [topic for topic in topics if topic not in found]:
+    if missing := [topic for topic in named if topic not in found]:
         raise InputMissing(
             f"no topic {', '.join(missing)} at {kafka.get('bootstrap.servers')}",
             hint="create it, or let the harvester publish its first record; `lake --retire-topic` drops a topic from a"
             " lake",
         )
+    matching = sorted(topic for topic in found if pattern is not None and re.fullmatch(pattern, topic))
+    if chosen := tuple(topic for topic in dict.fromkeys([*named, *matching]) if topic not in without):
+        return chosen
+    raise InputMissing(
+        f"no topic at {kafka.get('bootstrap.servers')} matches {pattern}",
+        hint="correct the pattern, or let the harvester publish its first record",
+    )

@@ -101,7 +101,7 @@ def bare_copy(gate: Gate, **given: Any) -> dict[str, Any]:
     from harvester.pipeline import source
 
     def copy(spark: Any, topic: str, most: int, root: str) -> None:
-        records = source.stream(spark, _kafka(given), (topic,), most)
+        records = source.stream(spark, _kafka(given), (topic,), most, {})
         writer = records.withColumn("day", F.to_date("timestamp")).writeStream.format("delta").partitionBy("day")
         query = writer.option("checkpointLocation", f"{root}/checkpoint").trigger(availableNow=True)
         query.start(f"{root}/copy").awaitTermination()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.origin import HEADER
 from harvester.pipeline import schemas, tables
-from harvester.pipeline.errors import CheckpointMismatch, InputMissing, TableMismatch
+from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.formats import open_store
+from harvester.pipeline.lake import job
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.lake.upkeep import rebuild
@@ -261,3 +263,30 @@ def test_records_that_kafka_removed_before_they_were_read_end_the_job(
 
 def _value(row: Any) -> tuple[bytes | None, str]:
     return None if row["value"] is None else bytes(row["value"]), row["reason"]
+
+
+def test_topics_that_match_a_pattern_join_while_the_lake_runs(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, oracle, read, kafka = make_topic(1, KEPT), Oracle(), 0, {"bootstrap.servers": lake.bootstrap}
+    later, pattern = f"{orders}-later", f"{orders}(-later)?"
+    oracle.take(writer.send(orders, [Sent(1), Sent(2)]))
+    monkeypatch.setattr(job, "_LOOK_S", 0.1)
+
+    def take(done: job.BatchDone) -> None:
+        nonlocal read
+        if not read:
+            AdminClient(kafka).create_topics([NewTopic(later, 1)])[later].result(30)
+            oracle.take(writer.send(later, [Sent(3, at_ms=SENT_MS + 1)]))
+        read += done.records
+
+    settings = job.LakeSettings((), lake.address, kafka, trigger_s=0.1, compact_every=0, fold_s=inf, pattern=pattern)
+    assert job.run(lake.spark, settings, stop=lambda: read >= 3, progress=take) == 3
+    lake.assert_holds(oracle)
+    oracle.take(writer.send(later, [Sent(4, at_ms=SENT_MS + 2)]))
+    assert lake.once(pattern=pattern) == 1
+    lake.assert_holds(oracle)
+    with pytest.raises(InputMissing, match="no topic at .* matches nothing"):
+        lake.once(pattern="nothing")
+    with pytest.raises(PipelineError, match="a lot"):
+        lake.once(orders, later, options={"minPartitions": "a lot"})

@@ -75,6 +75,7 @@ def test_each_reason_not_to_start_is_one_line_with_an_exit_code_of_its_own(
         assert len(lines) == 2, lines
 
     refused(ExitCode.INPUT, "no topic missing-one at", *args, "--topic", "missing-one")
+    refused(ExitCode.INPUT, "matches missing-.*", "--topic-pattern", "missing-.*", "--to", str(lake), *kafka)
     quick = ("--kafka", "default.api.timeout.ms=1500", "--kafka", "request.timeout.ms=1000")
     refused(
         ExitCode.UNAVAILABLE, "127.0.0.1:1", "--topic", topic, "--to", str(lake), "--bootstrap", "127.0.0.1:1", *quick

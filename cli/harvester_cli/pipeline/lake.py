@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime
@@ -20,12 +21,20 @@ from harvester_cli.signals import stop_on_signal
 
 @grouped
 def lake(
-    topic: options.TopicsOption,
     to: options.TablesOption,
+    topic: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
+    topic_pattern: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Also topics whose whole name matches, including those created later."),
+    ] = None,
     format_: options.FormatOption = None,
     once: options.OnceOption = False,
     every: options.EveryOption = "10s",
     max_records: Annotated[int, typer.Option(min=1, help="Maximum per batch.")] = 2_000_000,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of Spark's Kafka source, such as minPartitions."),
+    ] = None,
     compact_every: options.CompactOption = 50,
     fold_every: Annotated[
         str, typer.Option(metavar="DURATION", help="How often to fold new states into the table `current`, or `never`.")
@@ -67,14 +76,25 @@ def lake(
     """
     trigger_s = duration(every, "--every").total_seconds()
     fold_s = math.inf if fold_every == "never" else duration(fold_every, "--fold-every").total_seconds()
-    payloads = options.pairs(json_schema, "--json-schema")
-    if unknown := sorted(payloads.keys() - set(topic)):
+    payloads, named = options.pairs(json_schema, "--json-schema"), tuple(dict.fromkeys(topic or ()))
+    if not named and topic_pattern is None:
+        raise typer.BadParameter("name at least one, or a --topic-pattern", param_hint="--topic")
+    try:
+        wanted = re.compile(topic_pattern or "")
+    except re.error as error:
+        raise typer.BadParameter(f"is no regular expression: {error}", param_hint="--topic-pattern") from error
+    if unknown := sorted(one for one in payloads.keys() - set(named) if not wanted.fullmatch(one)):
         raise typer.BadParameter(f"{', '.join(unknown)} is not a --topic", param_hint="--json-schema")
-    if both := sorted({*(retire_topic or ())} & {*topic}):
+    if both := sorted({*(retire_topic or ())} & {*named}):
         raise typer.BadParameter(f"{', '.join(both)} is also a --topic", param_hint="--retire-topic")
     begin, _ = options.period(start_at, None, "--start-at")
+    tuning = options.pairs(source, "--source")
 
     from harvester.http import lake_metrics
+    from harvester.pipeline.source import TUNING
+
+    if strange := sorted(tuning.keys() - set(TUNING)):
+        raise typer.BadParameter(f"{strange[0]} is not one of {', '.join(TUNING)}", param_hint="--source")
 
     with (
         nullcontext() if listen is None else lake_metrics(listen, say) as metrics,
@@ -89,10 +109,11 @@ def lake(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--json-schema") from error
         settings = LakeSettings(
-            topics=tuple(dict.fromkeys(topic)), root=to, kafka=job.kafka, checkpoint=checkpoint,
+            topics=named, root=to, kafka=job.kafka, checkpoint=checkpoint,
             header=job.config.record_header, once=once, trigger_s=trigger_s, most_records=max_records,
             compact_every=compact_every, fold_s=fold_s, payloads=schemas,
             recovery=Recovery(accept_loss, tuple(retire_topic or ()), adopt, begin),
+            pattern=topic_pattern, options=tuning,
         )  # fmt: skip
 
         def tell(done: BatchDone) -> None:

@@ -63,7 +63,6 @@ SinceOption = Annotated[
 UntilOption = Annotated[
     str | None, typer.Option("--until", metavar="TIME", help="Up to, but not including, this time.")
 ]
-TopicsOption = Annotated[list[str], typer.Option("--topic", help="May be given several times.")]
 TablesOption = Annotated[str, tables("Location of the tables: a path, a URL, or CATALOG.SCHEMA.", "--to")]
 LakeOption = Annotated[str, tables("The tables of `pipeline lake`.")]
 FormatOption = Annotated[

@@ -6,18 +6,22 @@ A batch is a range of offsets that Spark records before it begins, so a killed b
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from harvester.errors import BrokerUnavailable
 from harvester.origin import HEADER
 from harvester.pipeline import source, streaming, tables
-from harvester.pipeline.errors import TableMismatch
+from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import recovery
 from harvester.pipeline.lake.batch import BatchCounts, LakeBatch
@@ -35,7 +39,9 @@ from harvester.relay import failpoints
 class LakeSettings:
     """The settings of a run. `kafka`: options of Kafka's Java client. `once`: stop at the current ends of the topics.
 
-    `fold_s`: how long states may stay in silver before they are folded into `current`; infinite: never fold.
+    `pattern`: a regular expression; the topics whose whole name matches are read, too, also those created later.
+    `options`: of Spark's Kafka source, such as minPartitions. `fold_s`: how long states may stay in silver before they
+    are folded into `current`; infinite: never fold.
     """
 
     topics: tuple[str, ...]
@@ -50,6 +56,12 @@ class LakeSettings:
     fold_s: float = 600.0
     payloads: Mapping[str, StructType] = field(default_factory=dict)
     recovery: Recovery = field(default_factory=Recovery)
+    pattern: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+_LOOK_S = 30.0
+"""How often to look for new topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,53 @@ def run(
     Raises InputMissing, CheckpointMismatch, TableMismatch, BrokerUnavailable before it writes anything, and
     PipelineError for later failures of the stream. After a restart it continues where it stopped.
     """
-    source.require_topics(spark, settings.kafka, settings.topics)
+    choose = partial(
+        source.chosen_topics, spark, settings.kafka, pattern=settings.pattern, without=settings.recovery.retire
+    )
+    topics = _Topics(choose, settings.pattern is not None and not settings.once, choose(settings.topics))
+    records = 0
+    while True:
+        settings = replace(settings, topics=topics.read)
+        records += _read(spark, settings, lambda: stop() or topics.have_grown(), progress, say)
+        if stop() or not topics.added:
+            return records
+        topics.read += topics.added
+        # What the user permits is done, and not permitted again.
+        settings = replace(settings, recovery=Recovery())
+
+
+@dataclass(slots=True)
+class _Topics:
+    """The topics that a run reads, and with `looks` those that were added and match its pattern, by `choose`."""
+
+    choose: Callable[[tuple[str, ...]], tuple[str, ...]]
+    looks: bool
+    read: tuple[str, ...]
+    _at: float = field(default_factory=time.monotonic)
+    _found: tuple[str, ...] = ()
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        return tuple(topic for topic in self._found if topic not in self.read)
+
+    def have_grown(self) -> bool:
+        """Asks the brokers every `_LOOK_S` seconds."""
+        if self.looks and not self.added and time.monotonic() - self._at >= _LOOK_S:
+            # If the brokers do not answer, the stream says so; it also goes on while no topic matches.
+            with suppress(BrokerUnavailable, InputMissing):
+                self._found = self.choose(())
+            self._at = time.monotonic()
+        return bool(self.added)
+
+
+def _read(
+    spark: SparkSession,
+    settings: LakeSettings,
+    stop: Callable[[], bool],
+    progress: Callable[[BatchDone], None],
+    say: Callable[[str], None],
+) -> int:
+    """Reads the topics of the settings until nothing is left (`once`) or `stop()`; returns the number of records."""
     with clear_errors("the lake"):
         store = open_store(spark, settings.root)
         where = settings.checkpoint or store.beside("checkpoint")
@@ -111,7 +169,7 @@ def run(
             store, where, manifest.owner, settings.header, stored, hit, done,
             lambda: recovery.require_same(spark, settings.kafka, manifest),
         )  # fmt: skip
-        kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
+        kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records, settings.options)
         # Built once for all batches: building it takes a thousand calls to Java.
         bronze = bronze_columns(kafka, settings.header, fastest_reader(spark))
         writer = bronze.writeStream.foreachBatch(batch.write).option("checkpointLocation", where).queryName("lake")
