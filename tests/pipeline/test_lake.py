@@ -286,7 +286,7 @@ def test_topics_that_match_a_pattern_join_while_the_lake_runs(
     oracle.take(writer.send(later, [Sent(4, at_ms=SENT_MS + 2)]))
     assert lake.once(pattern=pattern) == 1
     lake.assert_holds(oracle)
-    with pytest.raises(InputMissing, match="no topic at .* matches nothing"):
+    with pytest.raises(InputMissing, match=r"no topic at .* matches nothing"):
         lake.once(pattern="nothing")
     with pytest.raises(PipelineError, match="a lot"):
         lake.once(orders, later, options={"minPartitions": "a lot"})
