@@ -269,14 +269,14 @@ def test_topics_that_match_a_pattern_join_while_the_lake_runs(
     lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders, oracle, read, kafka = make_topic(1, KEPT), Oracle(), 0, {"bootstrap.servers": lake.bootstrap}
-    later, pattern = f"{orders}-later", f"{orders}(-later)?"
+    later, pattern, admin = f"{orders}-later", f"{orders}(-later)?", AdminClient(kafka)
     oracle.take(writer.send(orders, [Sent(1), Sent(2)]))
     monkeypatch.setattr(job, "_LOOK_S", 0.1)
 
     def take(done: job.BatchDone) -> None:
         nonlocal read
         if not read:
-            AdminClient(kafka).create_topics([NewTopic(later, 1)])[later].result(30)
+            admin.create_topics([NewTopic(later, 1)])[later].result(30)
             oracle.take(writer.send(later, [Sent(3, at_ms=SENT_MS + 1)]))
         read += done.records
 
