@@ -269,7 +269,7 @@ def test_topics_that_match_a_pattern_join_while_the_lake_runs(
     lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders, oracle, read, kafka = make_topic(1, KEPT), Oracle(), 0, {"bootstrap.servers": lake.bootstrap}
-    later, pattern, admin = f"{orders}-later", f"{orders}(-later)?", AdminClient(kafka)
+    later, pattern, admin = f"{orders}-later", f"{orders}(-later)?", AdminClient({**kafka})
     oracle.take(writer.send(orders, [Sent(1), Sent(2)]))
     monkeypatch.setattr(job, "_LOOK_S", 0.1)
 
