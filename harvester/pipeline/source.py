@@ -175,6 +175,19 @@ def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterato
         ) from error
 
 
+def require_topics(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str]) -> set[str]:
+    """All topics that exist. Raises InputMissing, naming those of `topics` that do not, or BrokerUnavailable."""
+    with admin(spark, kafka, "topics") as client:
+        found = client.names()
+    if missing := [topic for topic in topics if topic not in found]:
+        raise InputMissing(
+            f"no topic {', '.join(missing)} at {kafka.get('bootstrap.servers')}",
+            hint="create it, or let the harvester publish its first record; `lake --retire-topic` drops a topic from a"
+            " lake",
+        )
+    return found
+
+
 def chosen_topics(
     spark: SparkSession,
     kafka: Mapping[str, str],
@@ -184,16 +197,9 @@ def chosen_topics(
 ) -> tuple[str, ...]:
     """The named topics, and those others whose whole name matches the pattern, by name; none of `without`.
 
-    Raises InputMissing, naming the topics that do not exist, or if there are none; or BrokerUnavailable.
+    Raises as `require_topics` does, and InputMissing if there are none.
     """
-    with admin(spark, kafka, "topics") as client:
-        found = client.names()
-    if missing := [topic for topic in named if topic not in found]:
-        raise InputMissing(
-            f"no topic {', '.join(missing)} at {kafka.get('bootstrap.servers')}",
-            hint="create it, or let the harvester publish its first record; `lake --retire-topic` drops a topic from a"
-            " lake",
-        )
+    found = require_topics(spark, kafka, named)
     matching = sorted(topic for topic in found if pattern is not None and re.fullmatch(pattern, topic))
     if chosen := tuple(topic for topic in dict.fromkeys([*named, *matching]) if topic not in without):
         return chosen

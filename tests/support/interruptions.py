@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 BESIDE = ("lake.current", "lake.folded", "lake.compaction")
-"""What is done beside batches; test_transforms cuts that off."""
+"""The writes that take place beside batches, at which no job ends."""
 
 
 class Interrupter:

@@ -154,7 +154,7 @@ class SimProcess(ABC):
     @property
     @abstractmethod
     def held(self) -> int:
-        """How many these are."""
+        """The number of ids in `unsettled`."""
 
     @property
     @abstractmethod

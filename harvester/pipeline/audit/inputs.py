@@ -167,7 +167,7 @@ class Input:
 def require(spark: SparkSession, kafka: Mapping[str, str], topics: tuple[str, ...], lake: str | None) -> None:
     """Checks early that there is something to read. Raises InputMissing, BrokerUnavailable, TableMismatch."""
     if lake is None:
-        source.chosen_topics(spark, kafka, topics)
+        source.require_topics(spark, kafka, topics)
     else:
         open_store(spark, lake).header()
 

@@ -61,7 +61,7 @@ class LakeSettings:
 
 
 _LOOK_S = 30.0
-"""How often to look for new topics."""
+"""Seconds between two requests for the names of new topics."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def run(
         return replace(progress, finished=True)
     total = progress.records + sum(one.records for one in planned)
     targets = progress.request.destination.targets({topic for one in planned for topic, _ in one.upto})
-    source.chosen_topics(spark, settings.kafka, sorted(set(targets.values())))
+    source.require_topics(spark, settings.kafka, sorted(set(targets.values())))
     try:
         with clear_errors("the replay"):
             store = open_store(spark, settings.lake)

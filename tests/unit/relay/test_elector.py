@@ -509,7 +509,7 @@ class Told:
 
 @pytest.fixture(autouse=True, scope="module")
 def _warm() -> Iterator[None]:
-    """How a server starts is another file's question."""
+    """Servers are forks, which start sooner; none of these tests is about their start."""
     with warm_forkservers():
         yield
 

@@ -30,7 +30,7 @@ SPEC = cast(ShardSpec, SimpleNamespace(index=0))
 
 @pytest.fixture(autouse=True, scope="module")
 def _warm() -> Iterator[None]:
-    """How a server starts is another file's question."""
+    """Servers are forks, which start sooner; none of these tests is about their start."""
     with warm_forkservers():
         yield
 
