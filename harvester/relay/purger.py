@@ -157,7 +157,7 @@ class Purger(threading.Thread):
                 self._gather()
                 acked = [self._acked.popleft() for _ in range(len(self._acked))]
                 batch = sorted(acked, key=_BY_ID)  # the same order for every session that locks
-                if batch and self._attempt(partial(self._delete, batch)):
+                if batch and self._attempt(partial(self._purge_rows, batch)):
                     self._settled(batch)
                 self._retry_locked()
                 self._settle_poison()
@@ -177,7 +177,7 @@ class Purger(threading.Thread):
 
     # -- purges
 
-    def _delete(self, batch: list[ReadRow]) -> None:
+    def _purge_rows(self, batch: list[ReadRow]) -> None:
         try:
             others = self._session.delete(row_versions(batch))
         except psycopg.errors.LockNotAvailable:

@@ -66,7 +66,7 @@ def test_the_tutorial_works(servers: Servers, empty_database: str, group: str, p
                 assert done.returncode in ({0, 1} if command == "harvester doctor" else {0}), (
                     f"{command}\n{done.stdout}{done.stderr}"
                 )
-                assert "Traceback" not in done.stderr
+                assert "Traceback" not in done.stderr, done.stderr
                 pending = done.stdout
                 output += f"$ {command}\n{done.stdout}"
         elif found["kind"] in ("toml", "python"):
