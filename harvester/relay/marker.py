@@ -170,8 +170,10 @@ class Marker(threading.Thread):
     def run(self) -> None:
         try:
             self._loop()
-            for command in self._commands:
-                if isinstance(command, m.ReleaseTerm):
+            for command in self._commands:  # what the end of a leadership asks for, in its order
+                if isinstance(command, m.SaveBookmark):
+                    self._save(command)
+                elif isinstance(command, m.ReleaseTerm):
                     self._release(command)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread
             self.report(m.LoopDied(error))

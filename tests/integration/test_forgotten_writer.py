@@ -6,6 +6,7 @@ index entries that marks read. The periodic look at the whole table is put off b
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -136,6 +137,22 @@ def test_after_a_restart_nobody_reads_past_the_dead_rows(scene: Scene, marking: 
             eventually(lambda: no_gaps(running), what="all gaps closed")
     published = scene.published()
     assert (published["forgotten"], published["after"], len(published)) == (["1"], ["1"], 102)
+
+
+def test_a_bookmark_is_saved_by_a_mark_loop_that_is_busy_until_the_end(scene: Scene) -> None:
+    with scene.embedded(**FAR) as running:
+        running.wait_leading()
+        scene.add(*(("k", str(number)) for number in range(10)))
+        scene.wait_left()
+        wait_bookmark(running, 10)
+        marker = running.harvester._life.parts.supervisor.marker  # type: ignore[union-attr]
+        with scene.writer() as db:
+            db.execute("LOCK TABLE outbox")
+            eventually(lambda: scene.waiting_for_locks(), what="a mark that waits for the table")
+            threading.Thread(target=running.harvester.stop).start()
+            eventually(marker.ended.is_set, what="the end of the supervisor")
+            db.rollback()
+    assert scene.db.execute("SELECT closed_floor, holder FROM outbox_term").fetchone() == (10, None)
 
 
 @BOTH
