@@ -13,12 +13,13 @@ had happened. The same applies after an unknown outcome, except to records that 
 
 Failure handling. When brokers refuse a record they refuse its whole batch, including innocent records. All of them
 become *suspects*; a transaction takes at most half as many of them as failed together, until one fails alone, which is
-then at fault. After that, each transaction of suspects that succeeds lets the next take twice as many. Other records
-continue in their order meanwhile. A record that is at fault is removed. Either it goes to quarantine, and what is
-behind it in its key is *held* until it has arrived there: if the shard dies first, the record is sent again, and may be
-accepted. Or it is *parked* together with what is behind it, and everything of its key that still arrives is refused
-until `reopen` (P5, P18). A record that timed out is sent *alone* next time, with a short timeout: its partition may be
-unavailable, and nothing else should wait for it.
+then at fault. Until it is found, a transaction with suspects has no more records than that altogether: if others fail
+together with them, the search has narrowed all the same. After that, each transaction of suspects that succeeds lets
+the next take twice as many. Other records continue in their order meanwhile. A record that is at fault is removed.
+Either it goes to quarantine, and what is behind it in its key is *held* until it has arrived there: if the shard dies
+first, the record is sent again, and may be accepted. Or it is *parked* together with what is behind it, and everything
+of its key that still arrives is refused until `reopen` (P5, P18). A record that timed out is sent *alone* next time,
+with a short timeout: its partition may be unavailable, and nothing else should wait for it.
 
 An *oversize* record is queued once its value has been stored (`stored`); until then, it and everything behind it in its
 key are held.
@@ -177,10 +178,11 @@ class TransactionQueue:
             entry = queue[0]
             if entry.alone and (self._open or taken):
                 break
-            if entry.suspect:
-                if self._suspects_open >= self._suspects_at_once:
+            if entry.suspect or (self._searching and self._suspects_open):
+                among = len(self._open) + len(taken) if self._searching else self._suspects_open
+                if among >= self._suspects_at_once:
                     break
-                self._suspects_open += 1
+                self._suspects_open += entry.suspect
             self._open_bytes += entry.size
             taken.append(queue.popleft())
             if entry.alone:

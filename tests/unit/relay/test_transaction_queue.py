@@ -189,14 +189,42 @@ def test_suspects_go_by_halves() -> None:
     assert refuse(batches, [six[1]]) is six[1]
 
 
-def test_others_go_with_a_suspect() -> None:
+def test_others_go_with_a_suspect_once_nobody_is_searched_for() -> None:
     bad, good = records(1, 2), records(3, 4)
     batches = queue(*bad, *good, most=LIMIT)
     batches.take(4)
     refuse(batches, bad)
     assert taken(batches) == [1]
-    batches.committed()
+    assert refuse(batches, bad[:1]) is bad[0]
+    batches.remove(bad[0])
     assert taken(batches) == [2, 3, 4]
+
+
+def test_few_others_go_with_suspects_while_one_is_searched_for() -> None:
+    """They may fail together with these, and the search would start again with all of them."""
+    first, *suspects = records(*range(1, 8))
+    batches = queue(first, *suspects, *records(*range(8, 20)), most=LIMIT)
+    batches.take(LIMIT)
+    refuse(batches, suspects)
+    assert taken(batches) == [1, 2, 3]
+    batches.committed()
+    assert taken(batches) == [4, 5, 6]
+    batches.committed()
+    assert taken(batches) == [7, 8, 9]
+    assert refuse(batches, batches._open) is None
+    assert taken(batches) == [7]
+    assert refuse(batches, suspects[-1:]) is suspects[-1]
+
+
+def test_suspects_among_others_go_with_as_many_as_failed_together_may() -> None:
+    """A batch is of one partition, so suspects need not be neighbours."""
+    eight = records(*range(1, 9))
+    batches = queue(*eight, most=LIMIT)
+    batches.take(8)
+    refuse(batches, eight[1::2])
+    assert taken(batches) == [1, 2]
+    batches.committed()
+    assert taken(batches) == [3, 4]
 
 
 @pytest.mark.parametrize("at", [0, 1, 31, 62, 63])
