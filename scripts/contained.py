@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -61,7 +61,7 @@ class Image:
         inner = shlex.join(["env", "-i", *variables, *program])
         lines.append(f"exec chroot --userspec={self.config['User']} {root} {inner}")
         return [
-            *("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--propagation", "private"),
+            *("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--propagation", "private"),
             *("sh", "-ec", "\n".join(lines)),
         ]
 
@@ -104,6 +104,16 @@ class Container:
         os.kill(self.first, signal.SIGTERM)
         return self.process.wait(timeout_s)
 
+    def kill(self) -> None:
+        """What a machine that fails does: everything inside ends with process 1.
+
+        `unshare --kill-child` would not do: the kernel forgets whom a process dies with when its account changes.
+        """
+        with suppress(OSError, IndexError):  # it has ended
+            os.kill(self.first, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
     def enter(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Another command beside process 1, with its variables, as `kubectl exec` runs it."""
         first = self.first
@@ -141,9 +151,7 @@ def container(
                 time.sleep(0.02)
             yield made
         finally:
-            if process.poll() is None:
-                process.kill()  # and with it, all inside
-                process.wait()
+            made.kill()
 
 
 def _begun(made: Container) -> bool:

@@ -278,7 +278,7 @@ def _stuck(cluster: Cluster, broken: Path, made: Outbox) -> bool:
         raise Broken("a broken rollout reached the pods that were there")
     _until(lambda: made.gone() > gone, 30, "records flow beside the broken rollout")
     cluster.pods.remove(new)
-    new.process.kill()
+    (new.container or new.process).kill()
     return True
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -185,16 +186,37 @@ def test_shards_that_lose_their_parents_do_not_stay(
         assert running.stop() == 0, running.said()
 
 
-def _outside(first: int, pid: int) -> int:
-    """The pid, as seen from here, of process `pid` of the container."""
-    space = (Path(f"/proc/{first}/ns/pid")).readlink()
+@long
+@pytest.mark.servers
+@pytest.mark.timeout(1200)
+def test_nothing_is_left_of_a_container_that_is_killed(
+    image: Image, scene: Scene, config: tuple[Path, int], tmp_path: Path
+) -> None:
+    file, _port = config
+    with container(image, tmp_path / "log", mounts={file: "/etc/harvester/harvester.toml"}) as running:
+        scene.add(("a", "1"))
+        scene.wait_left(timeout_s=90)
+        space = (Path(f"/proc/{running.first}/ns/pid")).readlink()
+        assert len(_of_space(space)) > 3
+    eventually(lambda: not _of_space(space), 30, "an empty namespace")
+
+
+def _of_space(space: Path) -> list[Path]:
+    """The directories in /proc, as seen from here, of the processes of a container."""
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
+            with suppress(OSError):
                 if (entry / "ns/pid").readlink() == space:
-                    inner = re.search(r"^NSpid:.*\t(\d+)$", (entry / "status").read_text(), re.MULTILINE)
-                    if inner and int(inner[1]) == pid:
-                        return int(entry.name)
-            except OSError:
-                continue
+                    found.append(entry)
+    return found
+
+
+def _outside(first: int, pid: int) -> int:
+    """The pid, as seen from here, of process `pid` of the container."""
+    for entry in _of_space((Path(f"/proc/{first}/ns/pid")).readlink()):
+        with suppress(OSError):
+            inner = re.search(r"^NSpid:.*\t(\d+)$", (entry / "status").read_text(), re.MULTILINE)
+            if inner and int(inner[1]) == pid:
+                return int(entry.name)
     raise AssertionError(f"no process {pid} inside")
