@@ -148,7 +148,7 @@ def test_a_bookmark_is_saved_by_a_mark_loop_that_is_busy_until_the_end(scene: Sc
         marker = running.harvester._life.parts.supervisor.marker  # type: ignore[union-attr]
         with scene.writer() as db:
             db.execute("LOCK TABLE outbox")
-            eventually(lambda: scene.waiting_for_locks(), what="a mark that waits for the table")
+            eventually(scene.waiting_for_locks, what="a mark that waits for the table")
             threading.Thread(target=running.harvester.stop).start()
             eventually(marker.ended.is_set, what="the end of the supervisor")
             db.rollback()
