@@ -23,6 +23,7 @@ from harvester.pipeline.lake.upkeep import fill_in
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.streaming import parse
 from tests.support.lakes import first_deliveries, make_lake
+from tests.support.longs import long
 from tests.support.sparks import assert_rows, kafka_rows
 
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ def test_a_repeat_costs_no_look_into_the_table_unless_its_id_was_forgotten(spark
         again.write(bronze_columns(kafka_rows(spark, [{**origin(A, 6), "offset": 200}])), 2)
 
 
-@pytest.mark.parametrize("place", ["lake.silver", "lake.repeats", "lake.ids", None])
+@pytest.mark.parametrize(
+    "place", ["lake.silver", "lake.ids", pytest.param("lake.repeats", marks=long), pytest.param(None, marks=long)]
+)
 def test_a_repeat_that_a_given_up_batch_has_left_alone_is_decided_anew(
     spark: SparkSession, tmp_path: Path, place: str | None
 ) -> None:
