@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from harvester.pipeline.session import DELTA, FORMAT, ICEBERG, SessionSettings, 
 from harvester.pipeline.store import _deep, _flat
 from harvester.relay.failpoints import VARIABLE
 from tests.pipeline.test_lake import FIRST, REJECTED, SECOND
+from tests.support import longs
 from tests.support.formats import LakeAt, known, places, where
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.interruptions import CutOff, Interrupter
@@ -104,7 +106,7 @@ def test_what_may_be_a_schema_is_no_path_before_spark_has_been_asked(given: str,
     assert place(given) == (found or str(Path(given).absolute()))
 
 
-@pytest.mark.parametrize("lake", places("delta schema", "iceberg schema"), indirect=True)
+@pytest.mark.parametrize("lake", places("delta schema"), indirect=True)
 def test_a_lake_over_several_runs(lake: LakeAt, writer: Writer, make_topic: MakeTopic) -> None:
     topic, other, oracle = make_topic(2, KEPT), make_topic(1, KEPT), Oracle()
     first = writer.send(topic, FIRST)
@@ -154,10 +156,14 @@ def hooks() -> Interrupter:
 
 
 class InterruptedBatch(LakeBatch):
-    """A batch that is begun again and again, each time one write further; each table is once the only one missing."""
+    """A batch that is begun again and again, each time one write further; each table is once the only one missing.
+
+    Nightly also in the second batch.
+    """
 
     def write(self, bronze: DataFrame, number: int) -> None:
         alone = [(99, f"lake.{name}") for name in ("silver", "repeats", "rejects", "json", "publish", "ids")]
+        alone = alone if number == 0 or os.environ.get(longs.VARIABLE) else []
         for left, refused in [*alone, *((passed, "") for passed in range(20))]:
             interrupter.left, interrupter.refused = left, refused
             self._known.clear()  # as in a new process
@@ -168,7 +174,7 @@ class InterruptedBatch(LakeBatch):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("lake", places("iceberg directory"), indirect=True)
+@pytest.mark.parametrize("lake", places("iceberg schema"), indirect=True)
 def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been(
     lake: LakeAt, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,26 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from pyarrow.parquet import ParquetFile
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from harvester.origin import HEADER
 from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.audit.schemas import FindingKind
-from harvester.pipeline.lake.erase import erase
-from harvester.pipeline.lake.silver import from_ddl
+from harvester.pipeline.formats import open_store
+from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.erase import Trace, erase, traces_of_other_jobs
+from harvester.pipeline.lake.silver import from_ddl, payload_table
 from harvester.pipeline.metrics import job as metrics
+from harvester.pipeline.metrics.windows import METRICS
+from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.replay import job as replay
 from harvester.pipeline.replay.plan import Destination, ReplayRate, ReplayRequest, Selection
 from tests.support.audits import Scene
 from tests.support.consuming import read_topic
 from tests.support.formats import LakeAt, known, places, where
 from tests.support.harvested import KEPT, Sent, Writer
-from tests.support.lakes import Oracle
+from tests.support.lakes import Oracle, make_lake
+from tests.support.sparks import kafka_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,13 +59,69 @@ def told_of(root: Path, *texts: str) -> set[str]:
     return {text for text in texts if text in content}
 
 
-@pytest.fixture(params=places("iceberg directory")[1:])
+@pytest.fixture(params=places()[1:])
 def lake(
     request: pytest.FixtureRequest, spark: SparkSession, servers: Servers, database: str, tmp_path: Path
 ) -> Iterator[LakeAt]:
     place = where(request.param, tmp_path, database)
     with known(spark, place):
         yield LakeAt(spark, tmp_path, servers.bootstrap, place)
+
+
+def test_each_operation_on_tables(spark: SparkSession, tmp_path: Path) -> None:
+    """What the jobs do to the tables of a lake, each once; nightly they do it one after the other."""
+    with known(spark, where("iceberg directory", tmp_path, "")):
+        theirs, ours = [Sent(number, KEY) for number in (0, 3, 4)], [Sent(number, b"customer-8") for number in (1, 2)]
+        root = make_lake(spark, tmp_path / "lake", [row(one) for one in (*theirs[:2], *ours, ours[0].again(1))])
+        store, batch = (
+            open_store(spark, root),
+            LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}),
+        )
+        read = replay.begin(spark, root, ReplayRequest(Selection(), Destination(topic="elsewhere")))
+
+        # Columns are added: a user's, and one of a topic's values.
+        store.change(f"ALTER TABLE {store.at('silver')} ADD COLUMNS (mine INT)")
+        store.prepare([payload_table("orders", from_ddl("n INT"))], "test", HEADER)
+        store.prepare([payload_table("orders", from_ddl("note STRING, n INT"))], "test", HEADER)
+        assert store.table("json/orders").select("data.*").columns == ["n", "note"]
+        batch.write(bronze_columns(kafka_rows(spark, [row(theirs[2]) | {"offset": 5}])), 1)
+        assert store.last_written(["silver"], "test") == 1
+        assert sorted(one["id"] for one in store.table("silver").collect()) == [0, 1, 2, 3, 4]
+        [left] = replay.preview(spark, root, read)
+        assert left.records == 4, "a replay reads the records that there were when it began"
+
+        # Windows are replaced, findings are appended.
+        counted = metrics.run(spark, metrics.MetricsSettings(root))
+        assert counted.records == 6
+        assert metrics.run(spark, metrics.MetricsSettings(root)).records == 0
+        run(spark, AuditSettings(lake=root, to=root))
+        assert store.table("audits").count() == 1
+        store.compact("silver")
+        assert spark.table(f"{store.at('silver')}.files").count() == 1
+
+        # A batch that is staged and never published, and one that was killed while it was staged.
+        spark.conf.set("spark.wap.id", "nobody-1")
+        spark.table(store.at("silver")).writeTo(store.at("silver")).append()
+        spark.conf.unset("spark.wap.id")
+        stray = next((tmp_path / "lake" / "silver").rglob("*.parquet"))
+        (stray.parent / "stray.parquet").write_bytes(stray.read_bytes())
+        traces = {"silver": Trace(f"key = X'{KEY.hex()}'"), METRICS.name: traces_of_other_jobs(KEY, "")[METRICS.name]}
+        for name, trace in traces.items():
+            assert told_of(Path(root, name), KEY.decode()), name
+            erased = store.erase(name, trace.where, trace.removal(store.at(name)))
+            assert (erased.rows > 0, erased.files_removed > 0, erased.versions is not None) == (True, True, True)
+            assert told_of(Path(root, name), KEY.decode()) == set()
+        assert sorted(one["id"] for one in store.table("silver").collect()) == [1, 2]
+        # Numbers of batches are known although their snapshots are gone.
+        assert store.last_written(["silver"], "test") == 1
+        batch.write(bronze_columns(kafka_rows(spark, [row(Sent(5)) | {"offset": 6}])), 2)
+        assert sorted(one["id"] for one in store.table("silver").collect()) == [1, 2, 5]
+
+
+def row(one: Sent) -> dict[str, Any]:
+    """As Kafka has the record."""
+    at = datetime.fromtimestamp(one.at_ms / 1000, UTC)
+    return {"key": one.key, "value": one.value, "timestamp": at, "headers": one.written()}
 
 
 def test_a_lake_is_counted_audited_replayed_erased_and_gone_on_with(
