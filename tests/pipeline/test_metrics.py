@@ -144,6 +144,7 @@ def versions(lake: Written) -> list[int]:
     return [lake.store.version(name) for name in (METRICS.name, KEYS.name)]
 
 
+@pytest.mark.usefixtures("compiled_queries")
 @pytest.mark.parametrize("kind", ["delta directory", pytest.param("iceberg directory", marks=long)])
 def test_late_records_and_repeats_correct_what_was_written_and_a_killed_run_is_repeated(
     spark: SparkSession, tmp_path: Path, cut: Interrupter, kind: str
