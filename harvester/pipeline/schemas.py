@@ -87,6 +87,11 @@ ERASURES = struct(
 records that the archive keeps, NULL for others.
 """
 
+CUTS = struct("incarnation string, id bigint, at timestamp, silver_version bigint, batch string")
+"""The lake has every record of the incarnation with a lower id, in batches up to `batch`. `at`: about when these were
+all that the source had, NULL outside the years 1 to 9999.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -110,8 +115,10 @@ INCARNATIONS_TABLE = Table("incarnations", INCARNATIONS)
 REJECTS_TABLE = Table("rejects", REJECTS, ("day",))
 LOSSES_TABLE = Table("losses", LOSSES)
 ERASURES_TABLE = Table("erasures", ERASURES)
+CUTS_TABLE = Table("cuts", CUTS)
 TABLES = (
     SILVER_TABLE, REPEATS_TABLE, CURRENT_TABLE, INCARNATIONS_TABLE, REJECTS_TABLE, LOSSES_TABLE, ERASURES_TABLE,
+    CUTS_TABLE,
 )  # fmt: skip
 BAD_PAYLOAD = "bad payload"
 """The reason in `rejects` of a record that is also in silver."""
@@ -223,6 +230,18 @@ def keep_latest(repeats: str, silver: str, since: str) -> str:
 # -- views. Their columns have the names of stored columns; `at` maps the name of a table to its name in SQL.
 
 At = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A row of CUTS. `before`: the incarnations that were first seen before its own."""
+
+    incarnation: str
+    id: int
+    batch: str
+    before: tuple[str, ...] = ()
+
+
 _DAY_US = 86_400_000_000
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The first and last microsecond of the years 1 to 9999, the range of a timestamp."""
@@ -277,6 +296,22 @@ def bronze(at: At, header: str, before: str | None = None) -> str:
     of_rejects = {**none, "created_at": "CAST(NULL AS TIMESTAMP)", "problem": "reason"}
     rejects = f"{stored('rejects')} WHERE reason <> {text(BAD_PAYLOAD)}"
     return " UNION ALL ".join([*parts, f"SELECT {_listed(BRONZE, of_rejects)} FROM {rejects}"])
+
+
+def as_of(at: At, cut: Cut) -> At:
+    """The tables, with silver as of a cut.
+
+    Incarnations have no common order of ids. Those that were first seen before the cut's own were over by then.
+    """
+    before = f" OR incarnation IN ({', '.join(map(text, cut.before))})" if cut.before else ""
+    own = f"incarnation = {text(cut.incarnation)} AND id < {cut.id}"
+
+    def of_cut(table: str) -> str:
+        if table != "silver":
+            return at(table)
+        return f"(SELECT * FROM {at(table)} WHERE batch <= {text(cut.batch)} AND ({own}{before}))"
+
+    return of_cut
 
 
 def current(at: At, header: str, after: str | None = None) -> str:

@@ -23,7 +23,7 @@ from harvester.origin import HEADER
 from harvester.pipeline import schemas, tables
 from harvester.pipeline.errors import CheckpointMismatch, ConnectorMismatch, InputMissing, TableMismatch
 from harvester.pipeline.formats import open_store
-from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.batch import LakeBatch, batch_name
 from harvester.pipeline.lake.recovery import Recovery
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.session import DELTA, FORMAT, ICEBERG, SessionSettings, connectors, options
@@ -162,7 +162,7 @@ class InterruptedBatch(LakeBatch):
     """
 
     def write(self, bronze: DataFrame, number: int) -> None:
-        alone = [(99, f"lake.{name}") for name in ("silver", "repeats", "rejects", "json", "publish", "ids")]
+        alone = [(99, f"lake.{name}") for name in ("silver", "repeats", "rejects", "json", "publish", "cuts", "ids")]
         alone = alone if number == 0 or os.environ.get(longs.VARIABLE) else []
         for left, refused in [*alone, *((passed, "") for passed in range(20))]:
             interrupter.left, interrupter.refused = left, refused
@@ -188,6 +188,7 @@ def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been
     staged = interrupter.places.count("lake.publish")
     assert (staged > 20) == (lake.place.format == ICEBERG)
     lake.assert_holds(oracle)
+    assert_same([(8, batch_name(0)), (10, batch_name(1))], [tuple(row) for row in lake.rows("cuts", "id", "batch")])
     assert_same(REJECTED, [(row["value"] and bytes(row["value"]), row["reason"]) for row in lake.rows("rejects")])
     assert len(lake.rows(f"json/{topic}")) == len(oracle.silver) - 1  # but for the value that does not fit
 

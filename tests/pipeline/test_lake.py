@@ -18,7 +18,7 @@ from harvester.pipeline import schemas, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import job
-from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.batch import LakeBatch, batch_name
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.lake.upkeep import rebuild
 from harvester.relay.failpoints import VARIABLE
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(600)
 FIRST = (
     Sent(1, b"a", b'{"n": 1}'), Sent(2, b"a", b'{"n": 2}'), Sent(1, b"a", b'{"n": 1}').again(1), Sent(3, b"b"),
     Sent(4, b"b", None), Sent(6, b"c", b'{"n": 6}'), Sent(5, b"c", b'{"n": 5}'), Sent(7, None), Sent(8, b"d", b"{"),
-    Sent(9, b"e", at_ms=SENT_MS + 1), Sent(-(2**62), b"e", created_us=Sent(0).created_us - 40 * DAY_US),
+    Sent(9, b"e", at_ms=SENT_MS + 1, low_water=8), Sent(-(2**62), b"e", created_us=Sent(0).created_us - 40 * DAY_US),
     Sent(0, b"a", headers=()), Sent(0, b"a", headers=(("harvester", b"\xb5"),)),
     Sent(0, None, None, headers=(("harvester", b"\xb5\x02 from the future"),)),
 )  # fmt: skip
@@ -47,7 +47,7 @@ REJECTED = [(b'{"n": 1}', "no header"), (b'{"n": 1}', "unsound header"), (None, 
 # Later: repeats of what an earlier run has read, of another day by Kafka's clock; and an incarnation that follows.
 SECOND = (
     *(one.again(50) for one in FIRST[:5]), Sent(10, b"a", None, B).again(51), Sent(1, b"f", b"{}", B).again(51),
-    Sent(1, b"f", b"{}", B).again(52), Sent(11, b"a", b'{"n": 11}').again(53),
+    Sent(1, b"f", b"{}", B).again(52), Sent(11, b"a", b'{"n": 11}', low_water=10).again(53),
 )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ class InterruptedBatch(LakeBatch):
 
     def write(self, bronze: DataFrame, number: int) -> None:
         # Appends are made side by side, so each is once the only one that is missing.
-        alone = [(99, f"lake.{name}") for name in ("silver", "repeats", "rejects", "json", "ids")]
+        alone = [(99, f"lake.{name}") for name in ("silver", "repeats", "rejects", "json", "cuts", "ids")]
         for left, refused in [*(alone if number == 0 else ()), *((passed, "") for passed in range(20))]:
             interrupter.left, interrupter.refused = left, refused
             self._known.clear()  # as in a new process
@@ -154,10 +154,12 @@ def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been
         sent = writer.send(topic, batch)
         oracle.take(sent)
         lake.once(topic, payloads={topic: from_ddl("n INT")}, compact_every=1)
-    places = ["incarnations", "rejects", "json", "repeats", "silver", "ids", "end", "current", "folded", "compaction"]
+    places = ["incarnations", "rejects", "json", "repeats", "silver", "cuts", "ids", "end"]
+    places += ["current", "folded", "compaction"]
     assert sorted(set(interrupter.places)) == sorted(f"lake.{place}" for place in places)
     assert interrupter.places.count("lake.silver") > len(places)
     lake.assert_holds(oracle)
+    assert_same([(8, batch_name(0)), (10, batch_name(1))], [tuple(row) for row in lake.rows("cuts", "id", "batch")])
     assert_same(REJECTED, [_value(row) for row in lake.rows("rejects", "value", "reason")])
     assert len(lake.rows(f"json/{topic}")) == len(oracle.silver) - 1  # but for the value that does not fit
 

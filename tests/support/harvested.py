@@ -37,6 +37,7 @@ class Sent:
     headers: tuple[tuple[str, bytes | None], ...] | None = None
     partition: int = -1
     more: tuple[tuple[str, bytes | None], ...] = ()
+    low_water: int | None = None
 
     def again(self, hours: float = 0.0) -> Sent:
         """The same record, sent once more so much later."""
@@ -51,7 +52,7 @@ class Sent:
         """The headers in Kafka."""
         if self.headers is not None:
             return list(self.headers)
-        origin = Origin(self.incarnation, self.id, 1, 0, 1, abs(self.id) + 1, self.created_us)
+        origin = Origin(self.incarnation, self.id, 1, 0, 1, abs(self.id) + 1, self.created_us, self.low_water)
         return [*self.more, (HEADER, encode(origin))]
 
 

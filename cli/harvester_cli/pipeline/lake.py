@@ -212,28 +212,29 @@ def erase(
 def views(
     lake: options.LakeOption,
     format_: options.FormatOption = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option(metavar="CUT|latest", help="As of one moment of the database: a `batch` in the table `cuts`."),
+    ] = None,
     *,
     job: Job,
 ) -> None:
     """Print SQL for your catalog: the views `bronze`, `deliveries`, `current` and `history` of a lake.
 
     Old SQL gives the same rows. But its `current` reads everything folded since: print it again from time to time.
+    With --as-of: `deliveries_as_of`, `current_as_of`, `history_as_of`, which always give the same rows.
     """
+    if as_of is not None and as_of != "latest" and not as_of.isdecimal():
+        raise typer.BadParameter("is neither the number of a batch nor `latest`", param_hint="--as-of")
     with job.spark("views", format_=format_) as spark:
-        from harvester.pipeline import schemas, tables
         from harvester.pipeline.formats import open_store
+        from harvester.pipeline.lake.views import queries
         from harvester.pipeline.session import clear_errors
 
         with clear_errors("the views"):
             store = open_store(spark, lake)
-            header, folded = store.header(), store.properties("current").get(tables.FOLDED)
-    queries = {
-        "bronze": schemas.bronze(store.at, header),
-        "deliveries": schemas.deliveries(store.at("silver"), header),
-        "current": schemas.current(store.at, header, folded),
-        "history": schemas.history(store.at, header),
-    }
+            found = queries(store, as_of)
     for name, value in store.settings().items():
         print(f"SET {name}={value};")
-    for name, query in queries.items():
+    for name, query in found.items():
         print(f"CREATE OR REPLACE VIEW {name} AS {query};")

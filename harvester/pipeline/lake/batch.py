@@ -24,10 +24,12 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import StructType
 
 from harvester.errors import CorruptSeenIds
-from harvester.pipeline import schemas, tables
+from harvester.pipeline import schemas, streaming, tables
 from harvester.pipeline.lake import silver
+from harvester.pipeline.lake.cuts import CutState
 from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.schemas import BAD_PAYLOAD
+from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
 
 _IN_A_FILE = 100_000
@@ -74,8 +76,9 @@ class LakeBatch:
     """Writes the batches of a lake. `owner` names the checkpoint, which is in the directory `checkpoint`.
 
     `hit` is called with a name before each write, `done` with what a batch has written. `require_same` raises if a
-    recreated topic may have been read.
-    `_stored`: the ids that silver has after batch `_number`. `_known`: the incarnations in their table.
+    recreated topic may have been read; called with True, it returns the high watermarks of all partitions.
+    `_stored`: the ids that silver has after batch `_number`, `_cuts` the cuts. `_known`: the incarnations in their
+    table.
     """
 
     store: TableStore
@@ -85,16 +88,17 @@ class LakeBatch:
     payloads: Mapping[str, StructType]
     hit: Callable[[str], None] = lambda _: None
     done: Callable[[BatchCounts], None] = lambda _: None
-    require_same: Callable[[], None] = lambda: None
+    require_same: Callable[[bool], Mapping[Place, int]] = lambda _: {}
     _number: int | None = None
     _stored: StoredIds = field(default_factory=StoredIds)
+    _cuts: CutState = field(default_factory=CutState)
     _known: set[str] = field(default_factory=set)
 
     def write(self, bronze: DataFrame, number: int) -> None:
         """Writes a batch, as schemas.BRONZE, to every table. Repeatable with the same batch after any interruption."""
-        stored, again, is_there = self._stored, None, False
+        stored, cuts, again, is_there = self._stored, self._cuts, None, False
         if self._number != number - 1:
-            stored, again = self._load(number)
+            stored, cuts, again = self._load(number)
             last = self.store.last_written(["silver"], self.owner)
             is_there = last is not None and last >= number
         with ExitStack() as stack:
@@ -106,7 +110,8 @@ class LakeBatch:
                 bronze = silver.unwritten(bronze, [*tables_of, nameless]).unionByName(self._undecided(again, number))
             bronze = self._kept(bronze, stack)
             found = silver.summed_up(silver.overview(bronze).collect())
-            self.require_same()
+            read = streaming.planned(self.store.spark, self.checkpoint, number) or {}
+            ends = self.require_same(cuts.needs_ends(found.marks, read))
             places, repeated = None, 0
             if suspects := found.ids.suspects(stored):
                 before = self.store.table("silver").where(F.col("batch") < batch_name(number))
@@ -114,6 +119,7 @@ class LakeBatch:
                 repeated = places.count()
             self._know(found, number)
             rejected = self._append_all(bronze, places if repeated else None, repeated, found, number, again)
+            cuts, advanced = cuts.after(found.marks, read, ends)
             if again is not None:
                 at = self.store.at
                 self.store.change(schemas.keep_latest(at("repeats"), at("silver"), batch_name(again)))
@@ -123,10 +129,15 @@ class LakeBatch:
                 written = self.store.table("silver").where(F.col("batch") == batch_name(number))
                 found = silver.summed_up(silver.overview(written).collect())
         self._number = None
+        if advanced:
+            # A cut must not be seen before its records.
+            rows = silver.cuts(self.store.spark, advanced, self.store.version("silver"))
+            self._append("cuts", rows.withColumn("batch", F.lit(batch_name(number))), number)
         stored.add(found.ids)
         self.hit("lake.ids")
-        tables.write_text(self.store.spark, ids_file(self.checkpoint, number), stored.to_text())
-        self._number, self._stored = number, stored
+        text = stored.to_text(cuts=cuts.to_json())
+        tables.write_text(self.store.spark, ids_file(self.checkpoint, number), text)
+        self._number, self._stored, self._cuts = number, stored, cuts
         if number % _KEPT == 0:
             old = range(number - 2 * _KEPT, number - _KEPT)
             tables.remove(self.store.spark, [ids_file(self.checkpoint, one) for one in old])
@@ -189,19 +200,22 @@ class LakeBatch:
             self._append("incarnations", silver.incarnations(self.store.spark, unknown), number)
             self._known.update(unknown)
 
-    def _load(self, number: int) -> tuple[StoredIds, int | None]:
-        """The ids after the previous batch, and the first batch that has written records which this one reads again.
+    def _load(self, number: int) -> tuple[StoredIds, CutState, int | None]:
+        """The ids and cuts after the previous batch, and the first batch whose records this one reads again.
 
         The latter is None if this batch rereads nothing. If the ids are lost, or were never kept, silver yields the
         highest ones.
         """
         text = tables.read_text(self.store.spark, ids_file(self.checkpoint, number - 1))
+        # If this batch was interrupted, it may have written its cuts.
+        highest = self.store.table("cuts").groupBy("incarnation").agg(F.max("id").alias("id"))
+        cuts = CutState.restored(text, {row["incarnation"]: row["id"] for row in highest.collect()})
         if text is not None:
             with suppress(CorruptSeenIds):
-                return StoredIds.from_text(text), None
+                return StoredIds.from_text(text), cuts, None
         rows = self.store.table("silver").where(F.col("batch") < batch_name(number))
-        highest = rows.groupBy("incarnation").agg(F.max("id").alias("id")).collect()
-        return StoredIds(floors={UUID(row["incarnation"]): row["id"] for row in highest}), done_again(text)
+        floors = rows.groupBy("incarnation").agg(F.max("id").alias("id")).collect()
+        return StoredIds(floors={UUID(row["incarnation"]): row["id"] for row in floors}), cuts, done_again(text)
 
     def _undecided(self, again: int, number: int) -> DataFrame:
         """The repeats in batches from `again` on, as schemas.BRONZE, whose ids silver lacks apart from this batch."""

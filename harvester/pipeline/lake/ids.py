@@ -16,6 +16,7 @@ import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from harvester.errors import CorruptSeenIds
@@ -100,10 +101,11 @@ class StoredIds:
             if dropped := [last for first, last in intervals if (first, last) not in left]:
                 self.floors[incarnation] = max(dropped[-1], self.floors.get(incarnation, dropped[-1]))
 
-    def to_text(self) -> str:
-        """The stored form."""
+    def to_text(self, **beside: Any) -> str:
+        """The stored form. `beside`: what the same file has for others."""
         floors = {str(incarnation): floor for incarnation, floor in sorted(self.floors.items())}
-        return json.dumps({"version": 1, "floors": floors, "seen": base64.b64encode(self.seen.to_bytes()).decode()})
+        seen = base64.b64encode(self.seen.to_bytes()).decode()
+        return json.dumps({"version": 1, "floors": floors, "seen": seen, **beside})
 
     @classmethod
     def from_text(cls, text: str) -> StoredIds:

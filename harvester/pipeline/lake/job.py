@@ -167,7 +167,7 @@ def _read(
 
         batch = LakeBatch(
             store, where, manifest.owner, settings.header, stored, hit, done,
-            lambda: recovery.require_same(spark, settings.kafka, manifest),
+            lambda with_ends: recovery.require_same(spark, settings.kafka, manifest, with_ends=with_ends),
         )  # fmt: skip
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records, settings.options)
         # Built once for all batches: building it takes a thousand calls to Java.

@@ -227,14 +227,23 @@ def require_unread(spark: SparkSession, where: str, kafka: Mapping[str, str], ma
             raise _overtaken(lost, made_anew(manifest.logs, log.ids))
 
 
-def require_same(spark: SparkSession, kafka: Mapping[str, str], manifest: Manifest) -> None:
-    """Raises InputMissing if a topic was recreated: the records just read may be from the new one."""
-    if not manifest.logs:
-        return
+def require_same(
+    spark: SparkSession, kafka: Mapping[str, str], manifest: Manifest, *, with_ends: bool = False
+) -> dict[Place, int]:
+    """Raises InputMissing if a topic was recreated: the records just read may be from the new one.
+
+    Returns the high watermarks of all partitions, or, without `with_ends`, nothing.
+    """
+    if not manifest.logs and not with_ends:
+        return {}
     with source.admin(spark, kafka, "topics") as brokers:
         ids = brokers.ids(manifest.topics)
-    if other := made_anew(manifest.logs, ids):
-        raise _overtaken([], other)
+        if other := made_anew(manifest.logs, ids):
+            raise _overtaken([], other)
+        if not with_ends:
+            return {}
+        # A deleted topic stops the stream soon.
+        return brokers.latest(brokers.places([topic for topic in manifest.topics if topic in ids or not manifest.logs]))
 
 
 def require_idle(spark: SparkSession, where: str, owner: str | None) -> None:

@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 )
 
 from harvester.pipeline import schemas
+from harvester.pipeline.lake.cuts import LowMark, Marks
 from harvester.pipeline.lake.ids import BatchIds, Suspects, Word
 from harvester.pipeline.origin_columns import day_of
 from harvester.pipeline.schemas import BAD_PAYLOAD, Table
@@ -61,7 +62,8 @@ def deliveries(bronze: DataFrame, header: str) -> DataFrame:
 class BatchOverview:
     """The content of a batch: the number of records, the topics and ids of those with an origin.
 
-    `rejected`: records without an origin. `since_us`: each incarnation's earliest timestamp in Kafka.
+    `rejected`: records without an origin. `since_us`: each incarnation's earliest timestamp in Kafka. `marks`: its
+    highest low watermark.
     """
 
     records: int = 0
@@ -69,6 +71,7 @@ class BatchOverview:
     topics: set[str] = field(default_factory=set)
     ids: BatchIds = field(default_factory=BatchIds)
     since_us: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, LowMark] = field(default_factory=dict)
 
 
 def overview(bronze: DataFrame) -> DataFrame:
@@ -82,6 +85,8 @@ def overview(bronze: DataFrame) -> DataFrame:
         F.expr(f"bit_xor({bit}) AS odd"),
         F.expr("count(*) AS records"),
         F.expr("min(unix_micros(timestamp)) AS since_us"),
+        F.expr("max(low_water) AS low"),
+        F.expr("min(created_us) AS created_us"),
     )
     return words.groupBy("topic", "incarnation").agg(
         F.expr("collect_list(at) AS at"),
@@ -89,6 +94,7 @@ def overview(bronze: DataFrame) -> DataFrame:
         F.expr("collect_list(CASE WHEN bit_count(ids) < records THEN struct(at, odd, records) END) AS other"),
         F.expr("sum(records) AS records"),
         F.expr("min(since_us) AS since_us"),
+        F.expr("min(CASE WHEN low IS NOT NULL THEN struct(-low AS low, created_us AS us) END) AS mark"),
     )
 
 
@@ -104,6 +110,10 @@ def summed_up(rows: Iterable[Any]) -> BatchOverview:
         found.since_us[row["incarnation"]] = min(
             row["since_us"], found.since_us.get(row["incarnation"], row["since_us"])
         )
+        if row["mark"] is not None:
+            mark, other = LowMark(-row["mark"]["low"], row["mark"]["us"]), found.marks.get(row["incarnation"])
+            if other is None or (mark.id, -mark.at_us) > (other.id, -other.at_us):
+                found.marks[row["incarnation"]] = mark
         repeated = {at: (odd & _MASK, records) for at, odd, records in row["other"]}
         words = []
         for at, signed in zip(row["at"], row["ids"], strict=True):
@@ -165,6 +175,14 @@ def incarnations(spark: SparkSession, since_us: Mapping[str, int]) -> DataFrame:
     return local(spark, rows, "incarnation string, us bigint").select(
         "incarnation", F.timestamp_micros("us").alias("since")
     )
+
+
+def cuts(spark: SparkSession, found: Marks, version: int) -> DataFrame:
+    """Cuts that a lake now has, as schemas.CUTS without `batch`. `version`: a version of silver that has their rows."""
+    rows = [{"incarnation": name, "id": mark.id, "us": mark.at_us, "v": version} for name, mark in found.items()]
+    frame = local(spark, rows, "incarnation string, id bigint, us bigint, v bigint")
+    at = F.expr(f"CASE WHEN us BETWEEN {schemas.FIRST_US} AND {schemas.LAST_US} THEN timestamp_micros(us) END")
+    return frame.select("incarnation", "id", at.alias("at"), F.col("v").alias("silver_version"))
 
 
 def _signed(bits: int) -> int:

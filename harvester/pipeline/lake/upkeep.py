@@ -95,12 +95,13 @@ class Upkeep:
         self._store.set_property("current", tables.FOLDED, batch_name(number))
 
     def compact(self) -> None:
-        """Compacts the small files of past days, and those of `current`."""
+        """Compacts the small files of past days, and those of `current` and `cuts`."""
         self._hit("lake.compaction")
         today = datetime.now(UTC).date()
         for name in self._names:
             self._store.compact(name, today)
-        self._store.compact("current")
+        for name in ("current", "cuts"):
+            self._store.compact(name)
 
 
 def fill_in(store: TableStore, header: str, topic: str, payload: StructType, say: Callable[[str], None]) -> None:
