@@ -49,15 +49,15 @@ class Sent:
     created_us: int | None = None
     header: bool = True
     value: bytes | None = b"value"
+    low_water: int | None = None
 
     @property
     def origin(self) -> bytes:
         created = self.created_us
         if created is None:
             created = micros(at(self.seconds - self.took_s))
-        return encode(
-            Origin(self.incarnation, self.id, self.term, self.lane, self.producer, self.sequence, created)
-        )  # fmt: skip
+        scope = (self.term, self.lane, self.producer)
+        return encode(Origin(self.incarnation, self.id, *scope, self.sequence, created, self.low_water))
 
     @property
     def headers(self) -> list[tuple[str, str | bytes | None]] | None:

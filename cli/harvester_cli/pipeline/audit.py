@@ -13,6 +13,7 @@ from harvester_cli.pipeline.options import Job, say
 from harvester.errors import VerificationFailed
 
 if TYPE_CHECKING:
+    from harvester.pipeline.audit.proof import Proof
     from harvester.pipeline.audit.report import AuditReport
 
 
@@ -22,6 +23,13 @@ def audit(
         list[str] | None, typer.Option(help="Every topic to which the outbox writes; may be given several times.")
     ] = None,
     lake: Annotated[str | None, options.tables("The tables of `pipeline lake`, instead of topics.")] = None,
+    incremental: Annotated[
+        bool,
+        typer.Option(
+            "--incremental",
+            help="Compare a lake's ids from the last proof to the newest cut with the archive, by sums.",
+        ),
+    ] = False,
     since: options.SinceOption = None,
     until: options.UntilOption = None,
     margin: Annotated[
@@ -63,6 +71,10 @@ def audit(
 
     if bool(topic) == bool(lake):
         raise typer.BadParameter("either topics or a lake", param_hint="--topic, --lake")
+    if incremental and (lake is None or since is not None or until is not None or not history):
+        raise typer.BadParameter(
+            "needs a --lake and its history, and no range of times: it has one of ids", param_hint="--incremental"
+        )
     if html is not None and not (find_spec("jinja2") and find_spec("pygal")):
         raise typer.BadParameter("needs Jinja2 and Pygal: pip install 'outbox-harvester[spark]'", param_hint="--html")
     begin, end = options.period(since, until)
@@ -83,8 +95,14 @@ def audit(
             once=strict or job.config.delivery == "exactly-once", notice_topic=job.config.poison.notice_topic,
             record_timestamps=job.config.record_timestamp == "create_time", to=to, checkpoint=checkpoint,
         )  # fmt: skip
+        proofs: tuple[Proof, ...] | None = None
         with stages_told(spark, say):
-            report = run(spark, settings, progress=say)
+            if incremental:
+                from harvester.pipeline.audit.proof import run as prove
+
+                report, proofs = prove(spark, settings, progress=say)
+            else:
+                report = run(spark, settings, progress=say)
     text = report.to_json()
     if json_file is not None:
         json_file.write_text(text + "\n", encoding="utf-8")
@@ -92,7 +110,7 @@ def audit(
         from harvester.pipeline.audit.page import page
 
         html.write_text(page(report), encoding="utf-8")
-    print(text if json_ else "\n".join(_summary(report)))
+    print(text if json_ else "\n".join(_summary(report) if proofs is None else _proved(report, proofs)))
     if not report.holds:
         raise VerificationFailed(report.answer(), hint="the examples name the records and their positions in Kafka")
 
@@ -105,13 +123,29 @@ def _summary(report: AuditReport) -> list[str]:
         f"{figures['ids']:,} ids in {figures['deliveries']:,} deliveries; {figures['archived']:,} archived,"
         f" {figures['quarantined']:,} in quarantine, {figures['pending']:,} waiting",
     ]
-    for one in report.found:
-        lines.append(f"{one.severity}: {one.count:,} {one.kind}")
-        lines += [f"  {example}" for example in one.examples]
-    lines += [f"not judged: {line}" for line in report.not_judged]
+    lines += _findings(report)
     for total in report.latency:
         if total.hour is None and total.topic is not None and total.p50_ms is not None:
             lines.append(f"latency of {total.topic}: p50 {total.p50_ms:,.1f} ms, p99 {total.p99_ms:,.1f} ms")
     if report.skew is not None:
         lines.append(advice(report.skew, report.hot_keys))
     return [*lines, report.answer()]
+
+
+def _findings(report: AuditReport) -> list[str]:
+    lines = []
+    for one in report.found:
+        lines.append(f"{one.severity}: {one.count:,} {one.kind}")
+        lines += [f"  {example}" for example in one.examples]
+    return [*lines, *(f"not judged: {line}" for line in report.not_judged)]
+
+
+def _proved(report: AuditReport, proofs: tuple[Proof, ...]) -> list[str]:
+    if not proofs:
+        return ["Nothing new: the archive has no ids from the last proof to the newest cut."]
+    lines = [
+        f"ids from {one.from_id} to before {one.to_id} of {one.incarnation}: {one.records:,} records in"
+        f" {one.buckets:,} buckets, of which {one.unequal:,} differ: {one.verdict}"
+        for one in proofs
+    ]
+    return [*lines, *_findings(report), report.answer()]

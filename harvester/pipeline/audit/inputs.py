@@ -202,7 +202,7 @@ def from_lake(spark: SparkSession, root: str, since: datetime | None, checkpoint
     if since is not None:
         rows = rows.where(F.col("timestamp") >= F.lit(since))
     last = streaming.planned(spark, where, int(before) - 1) if before is not None else None
-    return Input(f"lake {root}", _topics(spark, where), rows, None, before is not None, last)
+    return Input(f"lake {root}", topics_of(spark, where), rows, None, before is not None, last)
 
 
 _BRIEF = {"default.api.timeout.ms": "5000", "request.timeout.ms": "5000"}
@@ -325,7 +325,7 @@ def _notice(topic: str) -> Column:
     return F.when(F.col("topic") == topic, F.unhex(F.get_json_object(text, "$.origin")))
 
 
-def _topics(spark: SparkSession, where: str) -> tuple[str, ...]:
+def topics_of(spark: SparkSession, where: str) -> tuple[str, ...]:
     """The topics that the lake's checkpoint reads; () if it is elsewhere."""
     text = tables.read_text(spark, f"{where}/{streaming.FILE}")
     return () if text is None else streaming.from_text(text, where).topics
@@ -394,10 +394,15 @@ def query(table: OutboxTable, facts: HistoryFacts, since: datetime | None) -> st
     return " UNION ALL ".join(parts if facts.has_archive else parts[:2])
 
 
+def read_query(spark: SparkSession, jdbc: JdbcSource, statement: str) -> DataFrame:
+    """The rows of a query in PostgreSQL, lazily; read through one session."""
+    options = {**jdbc.options, "dbtable": f"({statement}) AS history", "fetchsize": str(_FETCH_ROWS)}
+    return spark.read.format("jdbc").options(**options).load()
+
+
 def read_history(spark: SparkSession, jdbc: JdbcSource, statement: str) -> DataFrame:
     """`query` → HISTORY, lazily; read through one session, and partitioned by incarnation and id."""
-    options = {**jdbc.options, "dbtable": f"({statement}) AS history", "fetchsize": str(_FETCH_ROWS)}
-    rows = spark.read.format("jdbc").options(**options).load()
+    rows = read_query(spark, jdbc, statement)
     named = rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in HISTORY))
     return named.repartition("incarnation", "id")
 

@@ -139,7 +139,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         past = _history(spark, settings, began, kept, progress)
         given = _input(spark, settings, began, progress)
         rows = inputs.trimmed(given.bronze, settings.since, settings.until, settings.notice_topic)
-        records = _keep(rows, kept)
+        records = keep(rows, kept)
         read = read_so_far(records)
         whole_input = read.values()
         count, foreign = sum(one.records for one in whole_input), sum(one.foreign for one in whole_input)
@@ -155,7 +155,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         notes = inputs.lake_notes(spark, settings.lake, records, began)
         bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful, (*notes.losses, *notes.erasures))
 
-        marked = _keep(checks.marked(records, notes.anew), kept)
+        marked = keep(checks.marked(records, notes.anew), kept)
         streams = collect_streams(checks.streams(marked))
         progress(f"{len(streams):,} producers; comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
         given_up = sequences.given_up(past.frame, records)
@@ -163,8 +163,8 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
             given_up = given_up.unionByName(erased).distinct()
         numbers = sequences.numbers(marked, given_up)
         last = sequences.last_streams(checks.streams(marked))
-        gaps = _keep(sequences.gaps(numbers, last, whole, _earlier(past.read_at, latest)), kept)
-        found = _keep(checks.found(checks.archived(past.frame, bounds), marked), kept)
+        gaps = keep(sequences.gaps(numbers, last, whole, _earlier(past.read_at, latest)), kept)
+        found = keep(checks.found(checks.archived(past.frame, bounds), marked), kept)
         tallies = collect_tallies(
             checks.of_holes(gaps),
             checks.of_archive(found),
@@ -174,7 +174,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         progress("looking for lost, repeated, misordered and missing records")
         # The records waiting in the outbox may have these numbers.
         waiting = tallies.get(sequences.SequenceHole.OPEN, 0) <= tallies[checks.PENDING]
-        places = _keep(skew.places(marked), kept)
+        places = keep(skew.places(marked), kept)
         parts = [
             checks.lost(found, bounds),
             checks.findings(
@@ -186,7 +186,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         ]
         if past.read_at is not None:
             parts.append(checks.unexpected(marked, past.frame, past.archive_began, past.read_at))
-        findings = _keep(reduce(lambda one, other: one.unionByName(other), parts), kept)
+        findings = keep(reduce(lambda one, other: one.unionByName(other), parts), kept)
         grouped = collect_findings(findings)
         progress("measuring latency, keys and shards")
         latency = collect_latency(checks.by_hour(marked))
@@ -202,7 +202,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         report = AuditReport(
             audited_at=datetime.now(UTC), source=given.name, topics=topics, since=settings.since,
             until=settings.until,
-            figures={"records": count, "foreign": foreign, **_figures(past, tallies, grouped)},
+            figures={"records": count, "foreign": foreign, **figures(past.quarantined, tallies, grouped)},
             found=grouped, not_judged=limits, latency=latency, hot_keys=hot_keys, skew=judged,
             streams=streams, terms=checks.terms(streams),
         )  # fmt: skip
@@ -222,6 +222,10 @@ class _Past:
     archive_began: datetime | None = None
     read_at: datetime | None = None
 
+    @property
+    def quarantined(self) -> int:
+        return self.rows.get(RecordSource.QUARANTINE, 0)
+
 
 def _history(
     spark: SparkSession, settings: AuditSettings, began: datetime | None, kept: ExitStack, progress: Progress
@@ -231,7 +235,7 @@ def _history(
         return _Past(spark.range(0).select(*(F.lit(None).cast(one.dataType).alias(one.name) for one in HISTORY)))
     jdbc = jdbc_source(settings.dsn)
     facts = history_facts(settings.dsn, settings.table)
-    frame = _keep(read_history(spark, jdbc, query(settings.table, facts, began)), kept)
+    frame = keep(read_history(spark, jdbc, query(settings.table, facts, began)), kept)
     rows, topics, oldest = collect_history(frame)
     progress(f"{sum(rows.values()):,} rows of history read from {settings.table}")
     return _Past(frame, rows, topics, facts.has_archive, oldest, facts.at)
@@ -243,17 +247,17 @@ def _input(spark: SparkSession, settings: AuditSettings, began: datetime | None,
     return inputs.from_topics(spark, settings.kafka, settings.topics, settings.header, began, progress)
 
 
-def _figures(past: _Past, tallies: Mapping[str, int], found: tuple[FindingGroup, ...]) -> dict[str, int]:
+def figures(quarantined: int, tallies: Mapping[str, int], found: tuple[FindingGroup, ...]) -> dict[str, int]:
     """The figures, in the order of the documentation."""
     return {
         **{name: tallies[name] for name in checks.NAMES},
-        "quarantined": past.rows.get(RecordSource.QUARANTINE, 0),
+        "quarantined": quarantined,
         **{kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in FindingKind},
         **{f"numbers_{hole.name.lower()}": tallies.get(hole, 0) for hole in sequences.SequenceHole},
     }
 
 
-def _keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
+def keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
     """The rows, computed once.
 
     If Spark is one process, no row can get lost, and Spark can forget how they were computed: otherwise planning what

@@ -246,6 +246,8 @@ MEANINGS = {
     FindingKind.ACCEPTED: "The lake was allowed to continue without records that Kafka no longer had"
     " (`--accept-loss`), or a key was erased from it but not from the archive. These ids and numbers may belong to such"
     " records.",
+    FindingKind.CHANGED: "The lake has the record with another topic, key or value, or with other headers, than the"
+    " archive.",
     FindingKind.SCATTERED: "There is no order between partitions. The cause: partitions were added, or chosen by rows.",
 }
 

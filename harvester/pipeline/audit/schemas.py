@@ -11,7 +11,7 @@ from harvester.pipeline.schemas import PLACE, Table, struct
 
 
 class FindingKind(StrEnum):
-    """The kind of a finding. `MEANINGS` in `report` explains each."""
+    """The kind of a finding. `MEANINGS` in `report` explains each. Only incremental audits find CHANGED."""
 
     LOST = "lost"
     REPEAT = "repeated"
@@ -22,6 +22,7 @@ class FindingKind(StrEnum):
     UNEXPECTED = "not in the history"
     SCATTERED = "key in several partitions"
     ACCEPTED = "accepted loss"
+    CHANGED = "not as archived"
 
 
 class Severity(StrEnum):
@@ -33,6 +34,15 @@ class Severity(StrEnum):
     VIOLATION = "violation"
     SUSPECT = "suspect"
     ACCEPTED = "accepted"
+
+
+class Verdict(StrEnum):
+    """What a comparison of silver with the archive says; each word is worse than the one before."""
+
+    EQUAL = "equal"
+    EXPLAINED = "explained"
+    SUSPECT = "suspect"
+    BROKEN = "broken"
 
 
 class RecordSource(StrEnum):
@@ -87,3 +97,11 @@ def finding(
 
 FINDINGS_TABLE = Table("findings", struct("audited_at timestamp", _FINDING))
 AUDITS_TABLE = Table("audits", struct("audited_at timestamp, holds boolean, report string"))
+PROOFS_TABLE = Table(
+    "proofs",
+    struct(
+        "incarnation string, from_id bigint, to_id bigint, topics string, buckets bigint, unequal bigint,"
+        " records bigint, with_contents bigint, verdict string, proved_at timestamp"
+    ),
+)
+"""A row for each range of ids that an incremental audit compared, `to_id` excluded. `topics`: separated by commas."""

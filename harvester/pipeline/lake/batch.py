@@ -3,7 +3,8 @@
 A batch is decided before anything is written, from its own records and the ids that silver had after the previous
 batch. These ids are kept in a file per batch next to the checkpoint's files, which is written last. So an interrupted
 batch is repeated with the same records and the same ids, and decided in the same way. Its appends carry the
-checkpoint's name and the batch number, by which tables skip what they already have. Their order does not matter.
+checkpoint's name and the batch number, by which tables skip what they already have. Their order does not matter, but
+for cuts, which come last. These also depend on what the brokers say meanwhile; but a cut stays true (`cuts`).
 
 After a batch that was abandoned half written, the next one takes the records that no table has, and repeats of ids that
 silver lacks: it decides these again, since Kafka may have lost the first delivery.

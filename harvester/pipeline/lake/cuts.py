@@ -17,7 +17,8 @@ lane. And a batch may end earlier, at its maximum number of records.
 So the high watermarks of all partitions are read once more, after the batch's ends were fixed. Each record with an id
 below W is below them: it was acknowledged by all replicas before W was stamped, and W before the batch's ends. A high
 watermark does not recede. (The last stable offset would not do, by the same example.) Once a batch, this one or a later
-one, ends at or above all of these offsets, the lake has every record below W that Kafka had. Clocks play no part.
+one, ends at or above all of these offsets, the lake has every record below W that Kafka had. Clocks play no part. The
+brokers are those to which the relay publishes: a mirror has records in another order.
 
 One such candidate waits at a time. It says something about Kafka, and not about the batch in which it arose; so it
 stays true if that batch is repeated, and may be proven again.

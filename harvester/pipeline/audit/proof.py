@@ -1,0 +1,249 @@
+"""The job `audit --incremental`: proves range after range that a lake has what the archive has, each record once.
+
+A range begins where the last proof ended, and ends at the newest cut (`lake.cuts`). Below a cut nothing is under way:
+each id was purged, and so is in the archive, or was given up; and the lake has all records that there are. So both
+sides are final, and are compared by their sums alone. Where these differ, and only there, records are compared one by
+one, and what is missing is judged like in an audit of everything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property, reduce
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester.errors import SchemaError
+from harvester.outbox.connection import connect, database_errors, execute, fetch_row
+from harvester.outbox.tables import OutboxTable
+from harvester.pipeline import schemas
+from harvester.pipeline.audit import checks, inputs, sums
+from harvester.pipeline.audit.inputs import HistoryFacts
+from harvester.pipeline.audit.job import (
+    AuditSettings,
+    AuditUnfinished,
+    Progress,
+    collect_findings,
+    figures,
+    keep,
+    write,
+)
+from harvester.pipeline.audit.report import AuditReport, FindingGroup
+from harvester.pipeline.audit.schemas import AUDITS_TABLE, FINDINGS_TABLE, PROOFS_TABLE, Severity, Verdict
+from harvester.pipeline.audit.sums import IdRange
+from harvester.pipeline.errors import InputMissing
+from harvester.pipeline.formats import open_store
+from harvester.pipeline.jdbc import jdbc_source
+from harvester.pipeline.lake.silver import local
+from harvester.pipeline.session import clear_errors
+from harvester.pipeline.store import TableStore
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A row of PROOFS_TABLE. `unequal`: of the `buckets`. `with_contents`: records whose contents were compared."""
+
+    incarnation: str
+    from_id: int
+    to_id: int
+    topics: str
+    buckets: int
+    unequal: int
+    records: int
+    with_contents: int
+    verdict: Verdict
+    proved_at: datetime
+
+
+def verdict_of(unequal: int, beyond: int, found: tuple[FindingGroup, ...]) -> Verdict:
+    """The verdict on a range with so many unequal buckets, in which this was found, and so much was not judged.
+
+    Buckets that differ although none of their records does are suspect: the archive may list a record twice.
+    """
+    severities = {one.severity for one in found}
+    if Severity.VIOLATION in severities:
+        return Verdict.BROKEN
+    if Severity.SUSPECT in severities or (unequal and not found and not beyond):
+        return Verdict.SUSPECT
+    return Verdict.EXPLAINED if unequal else Verdict.EQUAL
+
+
+def run(
+    spark: SparkSession, settings: AuditSettings, *, progress: Progress = lambda _: None
+) -> tuple[AuditReport, tuple[Proof, ...]]:
+    """Proves what there is to prove in a lake, and appends it to its table `proofs`; both are empty if that is nothing.
+
+    Needs `lake` and `dsn`; reads `table`, `checkpoint` and `to` of the settings. Raises as the audit does.
+    """
+    assert settings.lake is not None
+    assert settings.dsn is not None
+    with ExitStack() as kept, clear_errors("the audit", AuditUnfinished, "nothing was proved: repeat it"):
+        store = open_store(spark, settings.lake)
+        store.header()
+        topics = inputs.topics_of(spark, settings.checkpoint or store.beside("checkpoint"))
+        if not topics:
+            raise InputMissing(
+                f"the topics of the lake in {settings.lake} are unknown", hint="specify its --checkpoint"
+            )
+        store.prepare([PROOFS_TABLE])
+        if settings.to is not None:
+            open_store(spark, settings.to).prepare([FINDINGS_TABLE, AUDITS_TABLE])
+        facts = inputs.history_facts(settings.dsn, settings.table)
+        if not facts.has_archive:
+            raise SchemaError(
+                f"there is no archive {settings.table.archive} in this database",
+                hint='without `archive = "ids"` or "rows" nobody knows what was purged',
+            )
+        work = _Work(spark, settings, store, settings.dsn, facts, kept, progress)
+        proofs, found, parts = list[Proof](), list[FindingGroup](), list[DataFrame]()
+        tallies = Counter[str]()
+        for ids in work.to_prove(topics):
+            proof, groups, findings = work.prove(ids, tallies)
+            proofs.append(proof)
+            found += groups
+            parts += [] if findings is None else [findings]
+        report = AuditReport(
+            audited_at=datetime.now(UTC), source=f"lake {settings.lake}", topics=topics, since=None, until=None,
+            figures={"records": tallies[checks.IDS], "foreign": 0, **figures(0, tallies, tuple(found))},
+            found=tuple(found), not_judged=_limits(proofs, tallies),
+        )  # fmt: skip
+        columns = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in PROOFS_TABLE.schema)
+        rows = [{**asdict(one), "proved_at": one.proved_at.isoformat()} for one in proofs]
+        if rows:
+            if settings.to is not None and parts:
+                write(open_store(spark, settings.to), report, reduce(DataFrame.unionByName, parts))
+            store.append(local(spark, rows, columns), "proofs")
+        return report, tuple(proofs)
+
+
+def _limits(proofs: list[Proof], tallies: Mapping[str, int]) -> tuple[str, ...]:
+    said = [f"ids of {one.incarnation} from {one.to_id} on: not judged, the newest cut ends there" for one in proofs]
+    if bare := sum(one.records - one.with_contents for one in proofs):
+        said.append(f"contents: not judged for {bare:,} records, of which the archive has no values")
+    if beyond := tallies[checks.BEYOND]:
+        said.append(f"{beyond:,} records: not judged, older than what the lake or the archive has all of")
+    return tuple(said)
+
+
+@dataclass
+class _Work:
+    spark: SparkSession
+    settings: AuditSettings
+    store: TableStore
+    dsn: str
+    facts: HistoryFacts
+    kept: ExitStack
+    progress: Callable[[str], None]
+
+    @property
+    def table(self) -> OutboxTable:
+        return self.settings.table
+
+    def to_prove(self, topics: tuple[str, ...]) -> list[IdRange]:
+        """The ranges from the last proof of all these topics, or the archive's beginning, to the newest cuts."""
+        cuts = self.store.load(schemas.CUTS_TABLE).groupBy("incarnation").agg(F.max("id").alias("id")).collect()
+        if not cuts:
+            raise InputMissing(
+                f"the lake in {self.store.root} has no cut yet", hint="`harvester pipeline lake` makes cuts as it reads"
+            )
+        ends: dict[str, int] = {}
+        for row in self.store.load(PROOFS_TABLE).select("incarnation", "to_id", "topics").collect():
+            if set(topics) <= set(row["topics"].split(",")):
+                ends[row["incarnation"]] = max(row["to_id"], ends.get(row["incarnation"], row["to_id"]))
+        found = []
+        for name, end in sorted((row["incarnation"], row["id"]) for row in cuts):
+            first = ends[name] if name in ends else self._first(name, end)
+            if first is not None and first < end:
+                found.append(IdRange(name, first, end, topics))
+        return found
+
+    def _first(self, incarnation: str, end: int) -> int | None:
+        """The first archived id of which the lake may be expected to have the record; None: there is none."""
+        whole = self._whole
+        since = "" if whole is None else f" AND create_time >= '{whole.isoformat()}'"
+        query = (
+            f"SELECT min(id) FROM {self.table.archive} WHERE coalesce(incarnation, '{self.facts.incarnation}') ="
+            f" '{incarnation}' AND id < {end}{since}"
+        )
+        with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
+            found: int | None = fetch_row(connection, query)[0]
+        return found
+
+    def _records(self) -> DataFrame:
+        assert self.settings.lake is not None
+        given = inputs.from_lake(self.spark, self.settings.lake, None, self.settings.checkpoint)
+        return inputs.trimmed(given.bronze, None, None, "")
+
+    @cached_property
+    def _whole(self) -> datetime | None:
+        """As `whole_since` has it."""
+        whole, _ = inputs.whole_since(None, inputs.read_so_far(self._records()), None)
+        return whole
+
+    def prove(self, ids: IdRange, tallies: Counter[str]) -> tuple[Proof, tuple[FindingGroup, ...], DataFrame | None]:
+        """Compares a range; adds to the tallies what was counted."""
+        self.progress(f"comparing ids from {ids.first} to before {ids.end} of {ids.incarnation}")
+        current = str(self.facts.incarnation)
+        query = sums.summed_in_postgres(sums.in_archive(self.table, ids, current))
+        with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
+            archive = sums.by_bucket(execute(connection, query).fetchall())
+        rows = sums.in_silver(self.store.table("silver"), ids)
+        silver = sums.by_bucket(sums.summed_in_spark(rows).collect())
+        unequal = sums.unequal(silver, archive)
+        tallies[checks.DELIVERIES] += sum(one.records for one in silver.values())
+        tallies[checks.ARCHIVED] += (archived := sum(one.records for one in archive.values()))
+        found: tuple[FindingGroup, ...] = ()
+        findings, missing, beyond = None, 0, 0
+        if unequal:
+            self.progress(f"{len(unequal):,} of {len(silver.keys() | archive.keys()):,} buckets differ")
+            whole = [at for at in unequal if sums.with_contents(silver, {at: archive.get(at, sums.NOTHING)})]
+            findings, missing, beyond = self._drill(ids, unequal, whole)
+            found = collect_findings(findings)
+            tallies[checks.BEYOND] += beyond
+        tallies[checks.DELIVERED] += archived - missing
+        tallies[checks.IDS] += archived - missing
+        proof = Proof(
+            ids.incarnation, ids.first, ids.end, ",".join(ids.topics), len(silver.keys() | archive.keys()),
+            len(unequal), archived, sums.with_contents(silver, archive), verdict_of(len(unequal), beyond, found),
+            datetime.now(UTC),
+        )  # fmt: skip
+        return proof, found, findings
+
+    def _drill(self, ids: IdRange, unequal: list[int], whole: list[int]) -> tuple[DataFrame, int, int]:
+        """The findings in these buckets, how many archived records silver lacks, and how many were not judged.
+
+        `whole`: the buckets whose contents the archive keeps.
+        """
+        jdbc, none = jdbc_source(self.dsn), F.lit(None).cast("string")
+        listed = local(self.spark, [{"bucket": one} for one in unequal], "bucket bigint")
+        rows = sums.in_silver(self.store.table("silver"), ids)
+        rows = keep(rows.join(F.broadcast(listed), "bucket", "left_semi"), self.kept)
+        marked = keep(checks.marked(inputs.trimmed(rows.withColumn("problem", none), None, None, "")), self.kept)
+        chosen = (
+            f"SELECT * FROM ({inputs.query(self.table, self.facts, None)}) AS known WHERE id >= {ids.first}"
+            f" AND id < {ids.end} AND id >> {sums.BITS} = ANY('{{{','.join(map(str, unequal))}}}'::bigint[])"
+        )
+        past = keep(
+            inputs.read_history(self.spark, jdbc, chosen).where(F.col("incarnation") == ids.incarnation), self.kept
+        )
+        current = str(self.facts.incarnation)
+        archive = inputs.read_query(self.spark, jdbc, sums.in_archive(self.table, ids, current, unequal))
+        records = self._records()
+        assert self.settings.lake is not None
+        notes = inputs.lake_notes(self.spark, self.settings.lake, records, None)
+        scope = checks.AuditScope(ids.topics, whole=self._whole, losses=(*notes.losses, *notes.erasures))
+        there = keep(checks.found(checks.archived(past, scope), marked), self.kept)
+        lost = checks.lost(there, scope)
+        with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
+            began = fetch_row(connection, f"SELECT min(purged_at) FROM {self.table.archive}")[0]
+        unexpected = checks.unexpected(marked, past, began, self.facts.at)
+        strange = marked.where("first").join(past.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
+        missing = there.where("NOT delivered").count()
+        beyond = there.where("NOT judged AND NOT delivered").count() + strange.count() - unexpected.count()
+        parts = [lost, unexpected, sums.doubled(rows), sums.changed(rows, archive, whole)]
+        return keep(reduce(DataFrame.unionByName, parts), self.kept), missing, beyond

@@ -1,0 +1,236 @@
+"""The incremental audit: planted defects are found in what is new, and clean data has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from harvester_cli.main import main
+
+from harvester.claim_check import reference
+from harvester.errors import ExitCode, SchemaError
+from harvester.origin import HEADER
+from harvester.pipeline import streaming
+from harvester.pipeline.audit import proof
+from harvester.pipeline.audit.job import AuditSettings
+from harvester.pipeline.audit.proof import verdict_of
+from harvester.pipeline.audit.report import AuditReport, FindingGroup
+from harvester.pipeline.audit.schemas import FindingKind, Severity, Verdict
+from harvester.pipeline.audit.sums import NOTHING, BucketSums, unequal, with_contents
+from harvester.pipeline.errors import InputMissing
+from harvester.pipeline.formats import open_store
+from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.origin_columns import bronze_columns
+from tests.support.audits import Scene, Sent, at
+from tests.support.lakes import make_lake
+from tests.support.sparks import kafka_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+
+STEP = 1000  # ids, so that a bucket has four or five records
+TOPIC = "orders"
+Headers = tuple[tuple[str, bytes], ...]
+
+
+@dataclass
+class Book:
+    """A database's archive and a lake beside it."""
+
+    spark: SparkSession
+    root: str
+    scene: Scene
+    batches: int = 0
+    offset: int = 0
+    more: dict[int, Headers] = field(default_factory=dict)  # of a record of this id, beside the harvester's
+
+    def __post_init__(self) -> None:
+        make_lake(self.spark, Path(self.root))
+        manifest = streaming.Manifest("test", "lake", (TOPIC,), HEADER)
+        streaming.store(self.spark, f"{self.root}/checkpoint", manifest)
+
+    def own(self, first: int, last: int) -> list[Sent]:
+        """Records with these numbers; each says that all before it are settled."""
+        return [
+            Sent(
+                STEP * number, b"key %d" % (number % 6), number, number, self.scene.incarnation, value=b"%d" % number,
+                low_water=STEP * number,
+            )
+            for number in range(first, last + 1)
+        ]  # fmt: skip
+
+    def read(self, sent: Iterable[Sent]) -> None:
+        """As one batch."""
+        rows = []
+        for one in sent:
+            headers = [*self.more.get(one.id, ()), *(one.headers or ())]
+            rows.append({**one.row(), "headers": headers, "offset": self.offset})
+            self.offset += 1
+        batch = LakeBatch(open_store(self.spark, self.root), f"{self.root}/checkpoint", "test", HEADER, {})
+        batch.write(bronze_columns(kafka_rows(self.spark, rows)), self.batches)
+        self.batches += 1
+
+    def archive(self, sent: Sequence[Sent], headers: Mapping[str, str] | None = None, *, rows: bool = True) -> None:
+        """As purges leave them, with `archive = "rows"` or "ids"."""
+        self.scene.archive(sent)
+        if not rows:
+            return
+        with psycopg.connect(self.scene.dsn, autocommit=True) as connection:
+            for one in sent:
+                connection.execute(
+                    "UPDATE outbox_archive SET kafka_value = %s, kafka_header_keys = %s, kafka_header_values = %s"
+                    " WHERE id = %s",
+                    (one.value, list(headers or {}), list((headers or {}).values()), one.id),
+                )
+
+    def prove(self) -> tuple[AuditReport, tuple[proof.Proof, ...]]:
+        return proof.run(self.spark, AuditSettings(lake=self.root, dsn=self.scene.dsn))
+
+
+@pytest.fixture
+def book(spark: SparkSession, database: str, tmp_path: Path) -> Book:
+    return Book(spark, str(tmp_path / "lake"), Scene(database, "", TOPIC))
+
+
+@pytest.fixture
+def command(book: Book, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`harvester pipeline audit --incremental` with the Spark of this process; the exit code."""
+
+    @contextmanager
+    def running(*_: object, **__: object) -> Iterator[SparkSession]:
+        yield spark
+
+    def call(*arguments: str) -> int:
+        given = [
+            "harvester", "pipeline", "audit", "--incremental", "--set", f"data_source={book.scene.dsn}",
+            "--set", "leader_group_id=audited", *arguments,
+        ]  # fmt: skip
+        monkeypatch.setattr("sys.argv", given)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    monkeypatch.setattr("harvester.pipeline.session.session", running)
+    return call
+
+
+def found(report: dict[str, Any]) -> list[tuple[str, str, list[int]]]:
+    return [
+        (one["kind"], one["severity"], [example["id"] // STEP for example in one["examples"]])
+        for one in report["found"]
+    ]
+
+
+def test_each_planted_defect_is_found_in_what_is_new(
+    book: Book, spark: SparkSession, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    large, lake = b"x" * 2000, ("--lake", book.root)
+    url, digest = b"s3://bucket/orders/6000", sha256(large).hexdigest().encode()
+    with pytest.raises(InputMissing, match="has no cut yet"):
+        book.prove()
+
+    # Clean: a tombstone, a record without key, headers, and a value that is elsewhere.
+    clean = book.own(1, 20)
+    clean[3] = replace(clean[3], value=None)
+    clean[4] = replace(clean[4], key=None)
+    trace: Headers = (("trace", "é".encode()), ("empty", b""))
+    refers = ((reference.HEADER, url), (reference.BYTES_HEADER, b"2000"), (reference.DIGEST_HEADER, digest))
+    book.more = {5000: trace, 6000: (*trace, *refers)}
+    book.read(replace(one, value=url) if one.id == 6000 else one for one in clean)
+    for one in clean:
+        stored = replace(one, value=large) if one.id == 6000 else one
+        book.archive([stored], {"trace": "é", "empty": ""} if one.id in book.more else None)
+    report, [first] = book.prove()
+    assert (report.found, first.verdict, first.unequal) == ((), Verdict.EQUAL, 0)
+    assert (first.from_id, first.to_id, first.records, first.with_contents) == (1000, 20_000, 19, 19)
+    assert (first.buckets, report.figures["ids"], report.figures["delivered"]) == (5, 19, 19)
+    assert book.prove()[1] == ()
+
+    # 20 is new as well: the first cut did not cover it.
+    new = book.own(21, 50)
+    book.archive(new)
+    wrong = {
+        25: None,  # missing
+        31: replace(new[10], value=b"another"),
+        36: replace(new[15], key=b"of another"),
+    }
+    book.read(one for one in (wrong.get(one.id // STEP, one) for one in new) if one is not None)
+    store = open_store(spark, book.root)
+    store.append(store.table("silver").where(f"id = {45 * STEP}"), "silver")
+    assert command(*lake, "--json") == ExitCode.FAILED
+    said = json.loads(capsys.readouterr().out)
+    assert found(said) == [
+        ("lost", "violation", [25]), ("repeated", "violation", [45]), ("not as archived", "violation", [31, 36]),
+    ]  # fmt: skip
+    assert said["figures"]["ids"] == 29
+    rows = sorted(store.table("proofs").collect(), key=lambda one: one["from_id"])
+    named = ("from_id", "to_id", "records", "buckets", "unequal", "verdict", "topics")
+    assert [tuple(one[name] for name in named) for one in rows] == [
+        (1000, 20_000, 19, 5, 0, "equal", TOPIC), (20_000, 50_000, 30, 8, 4, "broken", TOPIC),
+    ]  # fmt: skip
+    assert command(*lake) == ExitCode.OK
+    assert capsys.readouterr().out == "Nothing new: the archive has no ids from the last proof to the newest cut.\n"
+
+    # What was erased from the lake alone is explained; what nobody purged is suspect; of ids alone, no value is judged.
+    last = book.own(51, 70)
+    gone, strange = last[4], last[12]
+    book.archive([one for one in last if one is not strange], rows=False)
+    book.read(replace(one, value=b"another") for one in last if one is not gone)
+    scope = (str(gone.incarnation), gone.term, gone.lane, gone.producer, gone.sequence)
+    erased = spark.createDataFrame([(*scope, at(999), TOPIC, at(gone.seconds))], store.table("erasures").schema)
+    store.append(erased, "erasures")
+    assert command(*lake) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    incarnation = book.scene.incarnation
+    assert lines[0] == (
+        f"ids from 50000 to before 70000 of {incarnation}: 19 records in 5 buckets, of which 2 differ: suspect"
+    )
+    assert [line for line in lines if line.startswith(("accepted", "suspect"))] == [
+        "suspect: 1 not in the history", "accepted: 1 accepted loss",
+    ]  # fmt: skip
+    assert f"not judged: ids of {incarnation} from 70000 on: not judged, the newest cut ends there" in lines
+    assert "not judged: contents: not judged for 19 records, of which the archive has no values" in lines
+
+    # Where a topic is added, everything is new.
+    streaming.store(spark, f"{book.root}/checkpoint", streaming.Manifest("test", "lake", (TOPIC, "more"), HEADER))
+    assert [one.from_id for one in book.prove()[1]] == [1000]
+
+    for arguments in (("--topic", TOPIC), (*lake, "--from", "2h"), (*lake, "--no-history")):
+        assert command(*arguments) == ExitCode.USAGE
+    with psycopg.connect(book.scene.dsn, autocommit=True) as connection:
+        connection.execute("DROP TABLE outbox_archive")
+    with pytest.raises(SchemaError, match="there is no archive"):
+        book.prove()
+
+
+def test_what_differs_for_no_reason_is_suspect() -> None:
+    found = {one: (FindingGroup(FindingKind.LOST, one, 1, ()),) for one in Severity}
+    assert verdict_of(0, 0, ()) is Verdict.EQUAL
+    assert verdict_of(1, 0, ()) is verdict_of(1, 1, found[Severity.SUSPECT]) is Verdict.SUSPECT
+    assert verdict_of(1, 1, ()) is verdict_of(1, 0, found[Severity.ACCEPTED]) is Verdict.EXPLAINED
+    both = (*found[Severity.SUSPECT], *found[Severity.VIOLATION])
+    assert verdict_of(1, 0, both) is Verdict.BROKEN
+
+
+def test_buckets_are_equal_only_if_records_and_both_sums_are() -> None:
+    one = BucketSums(3, 1, 5, 7)
+    assert unequal({1: one, 2: one}, {1: one, 2: one}) == []
+    assert unequal({2: one}, {1: one, 2: one}) == unequal({1: one, 2: one}, {2: one}) == [1]
+    assert unequal({1: NOTHING}, {}) == []
+    for other in (replace(one, records=4), replace(one, names=6), replace(one, contents=8)):
+        assert unequal({1: other}, {1: one}) == unequal({1: one}, {1: other}) == [1]
+    # An archive of ids has no contents; too large a sum is no sum.
+    bare = replace(one, bare=3)
+    assert unequal({1: replace(one, contents=8)}, {1: bare}) == []
+    assert (with_contents({1: one}, {1: bare, 2: one}), with_contents({1: bare}, {1: one, 2: NOTHING})) == (0, 3)
+    none = BucketSums(3, 1, None, None)
+    assert unequal({1: none}, {1: none}) == [1]
