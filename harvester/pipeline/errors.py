@@ -21,6 +21,12 @@ class ConnectorMismatch(PipelineError):
     exit_code = ExitCode.CONNECTOR
 
 
+class RegistryUnavailable(PipelineError):
+    """The schema registry cannot be reached, or refuses the login. The batch is repeated after a restart."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
 class InputMissing(PipelineError):
     """A topic to be read does not exist, or records were removed before they were read."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 from zlib import crc32
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester.pipeline import tables
 from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.java import java_class
-from harvester.pipeline.schemas import Table, quote, text
+from harvester.pipeline.schemas import Addition, Table, quote, text
 from harvester.pipeline.session import DELTA, FORMAT, ICEBERG
 from harvester.pipeline.store import CATALOG, END_JOBS, ErasedTable, TableStore
 from harvester.relay import failpoints
@@ -38,6 +38,7 @@ def open_store(spark: SparkSession, root: str) -> TableStore:
 
 _DELTA = "org.apache.spark.sql.delta"
 _BOUNDED = "delta.dataSkippingStatsColumns"
+_WIDENING = "delta.enableTypeWidening"
 _HIDDEN = "*********(redacted)"
 _VACUUM = {
     # Unreferenced files may be brand-new.
@@ -78,6 +79,12 @@ class DeltaStore(TableStore):
             assert detail is not None
             found |= detail["properties"]
         return found
+
+    def grow(self, name: str, added: Sequence[Addition], widened: Sequence[Addition]) -> None:
+        # Not before it is needed: not every reader of Delta's tables knows of it.
+        if widened and self.properties(name).get(_WIDENING) != "true":
+            self.set_property(name, _WIDENING, "true")
+        super().grow(name, added, widened)
 
     def append(self, rows: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> None:
         options = {}

@@ -174,6 +174,11 @@ def add_columns(at: str, additions: Iterable[Addition]) -> str:
     return f"ALTER TABLE {at} ADD COLUMNS ({listed})"
 
 
+def widen(at: str, wider: Addition) -> str:
+    """Gives a column a wider type, which keeps its values."""
+    return f"ALTER TABLE {at} ALTER COLUMN {'.'.join(map(quote, wider.path))} TYPE {kind_of(wider.kind)}"
+
+
 def kind_of(kind: DataType) -> str:
     """A type in SQL, with the names in it quoted, which `simpleString` does not do."""
     if isinstance(kind, StructType):

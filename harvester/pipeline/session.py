@@ -33,10 +33,13 @@ OF_SPARK = ("org.apache.hadoop", "org.scala-lang", "org.slf4j", "org.lz4", "org.
 _SCALA = "2.13"
 _VERSION = re.compile(r"(\d+)\.(\d+)\.\d+")
 _KAFKA = re.compile(r"spark-sql-kafka-0-10_(\d+\.\d+)[-:](\d+\.\d+\.\d+)")
+_AVRO = re.compile(r"spark-avro_(\d+\.\d+)[-:](\d+\.\d+\.\d+)")
 _DELTA_JAR = re.compile(r"delta-spark(?:_(\d+\.\d+))?_(\d+\.\d+)[-:](\d+\.\d+)")
 FORMAT = "spark.harvester.format"
 """The table format: DELTA, the default, or ICEBERG. A setting that Spark itself does not know."""
 DELTA, ICEBERG = "delta", "iceberg"
+AVRO = "spark.harvester.avro"
+"""`true` adds Spark's connector for Avro. Another setting that Spark itself does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +61,15 @@ _DELTA = {
 _ICEBERG = {(4, 0): Coordinate("org.apache.iceberg", f"iceberg-spark-runtime-4.0_{_SCALA}", "1.10.0")}
 
 
-def connectors(pyspark_version: str, format_: str = DELTA) -> tuple[Coordinate, ...]:
-    """Kafka source, Delta Lake, PostgreSQL driver, and for the format ICEBERG also Iceberg, for this PySpark.
+def connectors(pyspark_version: str, format_: str = DELTA, *, avro: bool = False) -> tuple[Coordinate, ...]:
+    """Kafka source, Delta Lake, PostgreSQL driver, for the format ICEBERG also Iceberg, and Avro, for this PySpark.
 
     Raises ConnectorMismatch if one does not exist for it.
     """
-    found = (_kafka(pyspark_version), _built("Delta Lake", _DELTA, pyspark_version), _POSTGRES)
-    return (*found, _built("Iceberg", _ICEBERG, pyspark_version)) if format_ == ICEBERG else found
+    found = [_kafka(pyspark_version), _built("Delta Lake", _DELTA, pyspark_version), _POSTGRES]
+    found += [_built("Iceberg", _ICEBERG, pyspark_version)] if format_ == ICEBERG else []
+    found += [_of_spark("spark-avro", pyspark_version)] if avro else []
+    return tuple(found)
 
 
 def check_connectors(pyspark_version: str, jars: Iterable[str]) -> None:
@@ -77,6 +82,9 @@ def check_connectors(pyspark_version: str, jars: Iterable[str]) -> None:
     for jar in jars:
         if found := _KAFKA.search(jar):
             fits, expected = found.groups() == (_SCALA, kafka.version), kafka
+        elif found := _AVRO.search(jar):
+            expected = _of_spark("spark-avro", pyspark_version)
+            fits = found.groups() == (_SCALA, expected.version)
         elif found := _DELTA_JAR.search(jar):
             spark, scala, line = found.groups()
             # If the name does not contain Spark's version, Delta's own version equals it.
@@ -91,10 +99,14 @@ def check_connectors(pyspark_version: str, jars: Iterable[str]) -> None:
 
 
 def _kafka(version: str) -> Coordinate:
-    found = _VERSION.match(version)  # 4.1.0.dev3 uses the connector of 4.1.0
+    return _of_spark("spark-sql-kafka-0-10", version)
+
+
+def _of_spark(name: str, version: str) -> Coordinate:
+    found = _VERSION.match(version)  # 4.1.0.dev3 uses the connectors of 4.1.0
     if found is None:
         raise ConnectorMismatch(f"PySpark reports the version {version!r}, which is not a version of Spark")
-    return Coordinate("org.apache.spark", f"spark-sql-kafka-0-10_{_SCALA}", found[0])
+    return Coordinate("org.apache.spark", f"{name}_{_SCALA}", found[0])
 
 
 def _built(name: str, known_ones: Mapping[tuple[int, int], Coordinate], version: str) -> Coordinate:
@@ -110,7 +122,7 @@ def _built(name: str, known_ones: Mapping[tuple[int, int], Coordinate], version:
 
 
 def connector_jars(
-    pyspark_version: str, format_: str = DELTA, *, progress: Callable[[str], None] = lambda _: None
+    pyspark_version: str, format_: str = DELTA, *, avro: bool = False, progress: Callable[[str], None] = lambda _: None
 ) -> list[Path]:
     """The jars of the `connectors` and their dependencies; downloads them once (20 MB, with Iceberg 65 MB).
 
@@ -132,7 +144,21 @@ def connector_jars(
         lambda directory: resolve(wanted, directory),
         announce=lambda: progress(f"downloading the connectors for Spark {pyspark_version} (once)"),
     )
-    return sorted(home.glob("*.jar"))
+    found = sorted(home.glob("*.jar"))
+    if avro:
+        # In a directory of its own, so that what is there need not be downloaded again for it.
+        connector = _of_spark("spark-avro", pyspark_version)
+        home = java.cached_jars(
+            f"spark-avro-{connector.version}",
+            lambda directory: resolve([connector], directory, (*OF_SPARK, *_WITH_KAFKA)),
+            announce=lambda: progress(f"downloading the connector for Avro for Spark {pyspark_version} (once)"),
+        )
+        found += sorted(home.glob("*.jar"))
+    return found
+
+
+# What the connector for Avro needs is in Spark, or comes with the one for Kafka.
+_WITH_KAFKA = ("org.apache.spark:spark-tags_2.13", "org.scala-lang.modules", "org.tukaani")
 
 
 def resolve(wanted: Iterable[Coordinate], directory: Path, without: Iterable[str] = OF_SPARK) -> None:
@@ -291,7 +317,8 @@ def options(
     if not any("spark-sql-kafka" in name for name in named) and _GATEWAY not in os.environ:
         is_theirs = any("iceberg-spark-runtime" in name for name in named)
         format_ = DELTA if is_theirs else given.get(FORMAT, DELTA)
-        ours = map(str, connector_jars(pyspark_version, format_, progress=progress))
+        avro = given.get(AVRO) == "true"
+        ours = map(str, connector_jars(pyspark_version, format_, avro=avro, progress=progress))
         merged["spark.jars"] = ",".join([*_listed(given, "spark.jars"), *ours])
     merged[_EXTENSIONS] = ",".join(dict.fromkeys([*_listed(given, _EXTENSIONS), _DELTA_EXTENSION]))
     return merged

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, TableMismatch
-from harvester.pipeline.schemas import Table, quote, text
+from harvester.pipeline.schemas import Addition, Table, quote, text
 
 CATALOG = "spark.sql.catalog."
 _PARTITIONS = "# Partition Information"
@@ -161,6 +161,14 @@ class TableStore(ABC):
     def named(self, name: str) -> str:
         """The name of a table in messages."""
         return f"{self.root}.{_flat(name)}" if self.is_catalog else tables.path_of(self.root, name)
+
+    def grow(self, name: str, added: Sequence[Addition], widened: Sequence[Addition]) -> None:
+        """Adds columns to a table, and widens the types of others."""
+        at = self.at(name)
+        if added:
+            self.spark.sql(schemas.add_columns(at, added))
+        for one in widened:
+            self.spark.sql(schemas.widen(at, one))
 
     def load(self, table: Table) -> DataFrame:
         """A table that `pipeline lake` created. Raises InputMissing, or TableMismatch if columns are missing."""

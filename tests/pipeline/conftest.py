@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harvester.pipeline.errors import SparkUnavailable
-from harvester.pipeline.session import DELTA, FORMAT, ICEBERG, SessionSettings, session, use_java
+from harvester.pipeline.session import AVRO, DELTA, FORMAT, ICEBERG, SessionSettings, session, use_java
 from tests.support.drains import slice_drain
 from tests.support.object_store import bucket, s3a_jars
 from tests.support.spark_cluster import cluster
@@ -29,7 +29,7 @@ def spark() -> Iterator[SparkSession]:
     except SparkUnavailable as error:
         pytest.skip(error.message)
     jars = {"spark.jars": ",".join(map(str, s3a_jars()))}
-    conf = {**SMALL, **LASTING, **INTERPRETED, **jars, FORMAT: ICEBERG}  # whose connector there is then
+    conf = {**SMALL, **LASTING, **INTERPRETED, **jars, FORMAT: ICEBERG, AVRO: "true"}  # whose connector there is then
     with names_remembered(), session(SessionSettings("tests", "local[2]", conf)) as running:
         configure(running, {FORMAT: DELTA})
         yield running

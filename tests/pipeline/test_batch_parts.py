@@ -159,7 +159,9 @@ def test_what_a_given_up_batch_has_not_written_the_next_one_does(spark: SparkSes
             raise InterruptedError(here)
 
     def write(number: int, rows: list[dict[str, Any]]) -> None:
-        batch = LakeBatch(store, f"{root}/checkpoint", "test", HEADER, {"orders": payload}, hit)
+        batch = LakeBatch(
+            store, f"{root}/checkpoint", "test", HEADER, {"orders": silver.JsonValues("orders", payload)}, hit
+        )
         batch.write(bronze_columns(kafka_rows(spark, rows)), number)
 
     places = {101: "lake.repeats", 201: "lake.silver", 301: "lake.rejects", 401: "lake.json", 501: "lake.ids"}
@@ -172,7 +174,7 @@ def test_what_a_given_up_batch_has_not_written_the_next_one_does(spark: SparkSes
             write(number := 2 * at + 1, rows)
         refused = set()
         tables.write_text(spark, ids_file(f"{root}/checkpoint", number), to_do_again(number))
-        fill_in(store, HEADER, "orders", payload, lambda _: None)
+        fill_in(store, HEADER, silver.JsonValues("orders", payload), lambda _: None)
         write(number + 1, [*rows, {**origin(A, first + 3), "value": b"{}", "offset": first + 50}])
 
     def stored(name: str, *columns: str) -> list[tuple[Any, ...]]:

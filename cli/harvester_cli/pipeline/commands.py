@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from harvester_cli.pipeline.audit import audit
 from harvester_cli.pipeline.drain import drain
@@ -11,6 +13,8 @@ from harvester_cli.pipeline.options import FormatOption, say
 from harvester_cli.pipeline.replay import replay
 
 app = typer.Typer(no_args_is_help=True, help="Jobs on Apache Spark over the harvested topics.")
+
+AvroOption = Annotated[bool, typer.Option("--avro", help="Also the connector for Avro, which `lake --typed` needs.")]
 
 app.command("lake")(lake)
 app.command("rebuild")(rebuild)
@@ -23,16 +27,16 @@ app.command("audit")(audit)
 
 
 @app.command("packages")
-def packages(format_: FormatOption = None) -> None:
+def packages(format_: FormatOption = None, avro: AvroOption = False) -> None:
     """Print the connectors for the installed PySpark, for `spark-submit --packages`."""
     from harvester.pipeline.session import DELTA, connectors, spark_version
 
-    print(",".join(str(one) for one in connectors(spark_version(), format_ or DELTA)))
+    print(",".join(str(one) for one in connectors(spark_version(), format_ or DELTA, avro=avro)))
 
 
 @app.command("fetch")
-def fetch(format_: FormatOption = None) -> None:
+def fetch(format_: FormatOption = None, avro: AvroOption = False) -> None:
     """Download the connectors into the cache now, so that a later job needs no network."""
     from harvester.pipeline.session import DELTA, connector_jars, spark_version
 
-    connector_jars(spark_version(), format_ or DELTA, progress=say)
+    connector_jars(spark_version(), format_ or DELTA, avro=avro, progress=say)

@@ -49,6 +49,20 @@ def lake(
         list[str] | None,
         typer.Option(metavar="TOPIC=DDL", help='Values of a topic as columns: "orders=total INT, customer STRING".'),
     ] = None,
+    typed: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC[=DDL]",
+            help="Avro or JSON values framed by a schema registry as columns: its schema's, or these.",
+        ),
+    ] = None,
+    registry: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="The registry for --typed: an option of its client, such as url=https://…; ${VARIABLE} is replaced.",
+        ),
+    ] = None,
     accept_loss: Annotated[
         bool,
         typer.Option(
@@ -83,22 +97,30 @@ def lake(
         wanted = re.compile(topic_pattern or "")
     except re.error as error:
         raise typer.BadParameter(f"is no regular expression: {error}", param_hint="--topic-pattern") from error
-    if unknown := sorted(one for one in payloads.keys() - set(named) if not wanted.fullmatch(one)):
-        raise typer.BadParameter(f"{', '.join(unknown)} is not a --topic", param_hint="--json-schema")
+    framed = {name: ddl or None for name, _, ddl in (one.partition("=") for one in typed or ())}
+    for option, given in (("--json-schema", payloads), ("--typed", framed)):
+        if unknown := sorted(one for one in given.keys() - set(named) if not wanted.fullmatch(one)):
+            raise typer.BadParameter(f"{', '.join(unknown)} is not a --topic", param_hint=option)
+    if twice := sorted(payloads.keys() & framed.keys()):
+        raise typer.BadParameter(f"{', '.join(twice)} also has a --json-schema", param_hint="--typed")
     if both := sorted({*(retire_topic or ())} & {*named}):
         raise typer.BadParameter(f"{', '.join(both)} is also a --topic", param_hint="--retire-topic")
     begin, _ = options.period(start_at, None, "--start-at")
     tuning = options.pairs(source, "--source")
 
     from harvester.http import lake_metrics
+    from harvester.pipeline.session import AVRO
     from harvester.pipeline.source import TUNING
 
     if strange := sorted(tuning.keys() - set(TUNING)):
         raise typer.BadParameter(f"{strange[0]} is not one of {', '.join(TUNING)}", param_hint="--source")
 
+    client = options.schema_registry(registry) if framed else None
+    avro = [f"{AVRO}=true"] if framed else []
+
     with (
         nullcontext() if listen is None else lake_metrics(listen, say) as metrics,
-        job.spark("lake", format_=format_) as spark,
+        job.spark("lake", *avro, format_=format_) as spark,
     ):
         from harvester.pipeline.lake.job import BatchDone, LakeSettings, run
         from harvester.pipeline.lake.recovery import Recovery
@@ -106,14 +128,15 @@ def lake(
 
         try:
             schemas = {name: from_ddl(ddl) for name, ddl in payloads.items()}
+            columns = {name: ddl and from_ddl(ddl) for name, ddl in framed.items()}
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--json-schema") from error
+            raise typer.BadParameter(str(error), param_hint="--json-schema, --typed") from error
         settings = LakeSettings(
             topics=named, root=to, kafka=job.kafka, checkpoint=checkpoint,
             header=job.config.record_header, once=once, trigger_s=trigger_s, most_records=max_records,
             compact_every=compact_every, fold_s=fold_s, payloads=schemas,
             recovery=Recovery(accept_loss, tuple(retire_topic or ()), adopt, begin),
-            pattern=topic_pattern, options=tuning,
+            pattern=topic_pattern, options=tuning, typed=columns, registry=client,
         )  # fmt: skip
 
         def tell(done: BatchDone) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from harvester.config import Config
+    from harvester.pipeline.registry import SchemaRegistry
 
 
 def absolute(path: str) -> str:
@@ -138,6 +140,20 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
             raise typer.BadParameter(f"{one!r} is not NAME=VALUE", param_hint=option)
         found[name.strip()] = value.strip()
     return found
+
+
+def schema_registry(given: list[str] | None) -> SchemaRegistry:
+    """The registry with the options of --registry, whose values may refer to environment variables."""
+    from harvester.config.load import interpolate_table
+    from harvester.pipeline.registry import SchemaRegistry
+
+    named, problems = interpolate_table(pairs(given, "--registry"), os.environ)
+    if problems:
+        raise typer.BadParameter(str(problems[0]), param_hint="--registry")
+    try:
+        return SchemaRegistry(named)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}; --typed needs at least url=…", param_hint="--registry") from error
 
 
 def period(since: str | None, until: str | None, first: str = "--from") -> tuple[datetime | None, datetime | None]:

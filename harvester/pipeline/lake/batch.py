@@ -22,13 +22,13 @@ from uuid import UUID
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-from pyspark.sql.types import StructType
 
 from harvester.errors import CorruptSeenIds
 from harvester.pipeline import schemas, streaming, tables
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.cuts import CutState
 from harvester.pipeline.lake.ids import StoredIds
+from harvester.pipeline.lake.silver import Values
 from harvester.pipeline.schemas import BAD_PAYLOAD
 from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
@@ -86,7 +86,7 @@ class LakeBatch:
     checkpoint: str
     owner: str
     header: str
-    payloads: Mapping[str, StructType]
+    payloads: Mapping[str, Values]
     hit: Callable[[str], None] = lambda _: None
     done: Callable[[BatchCounts], None] = lambda _: None
     require_same: Callable[[bool], Mapping[Place, int]] = lambda _: {}
@@ -166,9 +166,9 @@ class LakeBatch:
         rejected, rejects = silver.rejects(bronze) if found.rejected else None, found.rejected
         fresh = new.where("problem IS NULL")
         for topic in sorted(self.payloads.keys() & found.topics):
-            payload = self.payloads[topic]
-            frames.append((silver.payload_table(topic, payload).name, silver.expanded(fresh, topic, payload)))
-            bad = silver.bad_payloads(fresh, topic, payload)
+            values = self.payloads[topic]
+            fitting, bad = values.split(fresh, number)
+            frames.append((values.table, fitting))
             if again is not None:
                 bad = silver.unwritten(bad, [self._since("rejects", again, number)])
             if misfits := bad.count():

@@ -23,14 +23,17 @@ from harvester.origin import HEADER
 from harvester.pipeline import source, streaming, tables
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.formats import open_store
-from harvester.pipeline.lake import recovery
+from harvester.pipeline.lake import recovery, typed
 from harvester.pipeline.lake.batch import BatchCounts, LakeBatch
 from harvester.pipeline.lake.recovery import Recovery
-from harvester.pipeline.lake.silver import payload_table
+from harvester.pipeline.lake.silver import JsonValues, Values, payload_table
+from harvester.pipeline.lake.typed import TypedValues
 from harvester.pipeline.lake.upkeep import Upkeep, fill_in
 from harvester.pipeline.origin_columns import bronze_columns, fastest_reader
+from harvester.pipeline.registry import SchemaRegistry
 from harvester.pipeline.schemas import TABLES
 from harvester.pipeline.session import clear_errors
+from harvester.pipeline.store import TableStore
 from harvester.pipeline.streaming import Manifest
 from harvester.relay import failpoints
 
@@ -41,7 +44,8 @@ class LakeSettings:
 
     `pattern`: a regular expression; the topics whose whole name matches are read, too, also those created later.
     `options`: of Spark's Kafka source, such as minPartitions. `fold_s`: how long states may stay in silver before they
-    are folded into `current`; infinite: never fold.
+    are folded into `current`; infinite: never fold. `payloads`: the columns of topics whose values are JSON. `typed`:
+    of those whose values are framed, None for those of their schemas in the `registry`.
     """
 
     topics: tuple[str, ...]
@@ -58,6 +62,8 @@ class LakeSettings:
     recovery: Recovery = field(default_factory=Recovery)
     pattern: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    typed: Mapping[str, StructType | None] = field(default_factory=dict)
+    registry: SchemaRegistry | None = None
 
 
 _LOOK_S = 30.0
@@ -142,17 +148,18 @@ def _read(
         where = settings.checkpoint or store.beside("checkpoint")
         if not store.is_catalog and store.exists("bronze"):
             raise TableMismatch(f"{settings.root} is a lake of an earlier version", hint=tables.REBUILD)
-        columns = {topic: payload.simpleString() for topic, payload in settings.payloads.items()}
-        tables_of = {topic: payload_table(topic, payload) for topic, payload in settings.payloads.items()}
+        columns, payloads = _columns(store, settings)
+        tables_of = {topic: payload_table(topic, payload) for topic, payload in payloads.items()}
         store.require_types(tables_of.values())
         wanted = Manifest(uuid.uuid4().hex, "lake", settings.topics, settings.header, columns)
         manifest = recovery.claim(store, where, settings.kafka, wanted, settings.recovery, say)
         store.prepare([*TABLES, *tables_of.values()], manifest.owner, settings.header)
         # The stored schemas: columns requested in earlier runs remain, in the order of their addition.
         stored = {topic: store.load(table).select("data.*").schema for topic, table in tables_of.items()}
-        for topic, payload in stored.items():
+        values = _values(store, settings, where, stored)
+        for topic, one in values.items():
             if manifest.payloads.get(topic) != columns[topic]:
-                fill_in(store, settings.header, topic, payload, say)
+                fill_in(store, settings.header, one, say)
         if manifest.payloads != columns:
             streaming.store(spark, where, replace(manifest, payloads=columns))
         recovery.note(store, where, manifest)
@@ -166,7 +173,7 @@ def _read(
             upkeep.after(counts.batch)
 
         batch = LakeBatch(
-            store, where, manifest.owner, settings.header, stored, hit, done,
+            store, where, manifest.owner, settings.header, values, hit, done,
             lambda with_ends: recovery.require_same(spark, settings.kafka, manifest, with_ends=with_ends),
         )  # fmt: skip
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records, settings.options)
@@ -188,11 +195,37 @@ def _read(
             streaming.follow(query, stop, take)
             finished = settings.once and not stop()
         except PySparkException:
+            if settings.registry is not None and settings.registry.failure is not None:
+                raise settings.registry.failure from None
             recovery.require_unread(spark, where, settings.kafka, manifest)
             raise
         finally:
             upkeep.close(finish=finished)
         return records
+
+
+def _columns(store: TableStore, settings: LakeSettings) -> tuple[dict[str, str], dict[str, StructType]]:
+    """What the manifest records of the topics with values as columns, and these columns, as far as known."""
+    columns = {topic: payload.simpleString() for topic, payload in settings.payloads.items()}
+    payloads = dict(settings.payloads)
+    if settings.registry is not None:
+        typed.require_avro(store.spark)
+        for topic, payload in settings.typed.items():
+            columns[topic] = "typed" if payload is None else f"typed {payload.simpleString()}"
+            payloads[topic] = payload or typed.first_columns(store, topic, settings.registry)
+    return columns, payloads
+
+
+def _values(
+    store: TableStore, settings: LakeSettings, where: str, stored: Mapping[str, StructType]
+) -> dict[str, Values]:
+    """How the values of each of these topics become the columns that are stored."""
+    found: dict[str, Values] = {topic: JsonValues(topic, stored[topic]) for topic in settings.payloads}
+    if settings.registry is not None:
+        written = typed.Schemas(store.spark, where, settings.registry)
+        for topic, payload in settings.typed.items():
+            found[topic] = TypedValues(topic, stored[topic], payload is None, store, written)
+    return found
 
 
 def _ended(said: Mapping[str, Any], written: BatchCounts) -> BatchDone:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from pyspark.errors import PySparkException
@@ -231,14 +231,19 @@ def from_ddl(text: str) -> StructType:
         raise ValueError(f"{text!r} is not a list of columns")
     if _CORRUPT in found.names:
         raise ValueError(f"{_CORRUPT} is reserved by Spark")
-    for names in _names(found):
+    require_names(found)
+    return found
+
+
+def require_names(columns: StructType) -> None:
+    """Raises ValueError if a name within the columns cannot be one of a table's."""
+    for names in _names(columns):
         if strange := [name for name in names if set(name) & set(_REFUSED)]:
             raise ValueError(
                 f"{strange[0]!r} cannot be a column name: Delta accepts no white space and none of ,;{{}}()="
             )
         if len({name.lower() for name in names}) < len(names):
             raise ValueError(f"{', '.join(names)}: two of these names are the same to Spark, which ignores case")
-    return found
 
 
 def _names(kind: DataType) -> Iterator[list[str]]:
@@ -263,27 +268,69 @@ def payload_table(topic: str, payload: StructType) -> Table:
 
 def expanded(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
     """schemas.BRONZE → the columns of `payload_table`: the topic's rows whose value fits; NULL data for a tombstone."""
-    rows = _parsed(bronze, topic, payload).where(~_bad(payload))
-    data = F.struct(*(F.col("_data")[name].alias(name) for name in payload.names))
-    return rows.withColumn("data", F.when(~F.col("tombstone"), data)).select(*_NAMING, "data")
+    return fitting(parsed(bronze, topic, payload).where(~misfit(payload)), values_of(payload))
 
 
 def bad_payloads(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
     """schemas.BRONZE → schemas.REJECTS without `batch`: the topic's rows whose value is not JSON of this schema."""
-    rows = _parsed(bronze, topic, payload).where(_bad(payload))
-    found = rows.withColumns(
-        {
-            "day": day_of("unix_micros(timestamp)"),
-            "reason": F.lit(BAD_PAYLOAD),
-            "detail": F.concat(F.lit("not "), F.lit(payload.simpleString())),
-        }
-    )
-    return found.select(*_REJECTS)
+    rows = parsed(bronze, topic, payload).where(misfit(payload))
+    return refused(rows, F.lit(f"not {payload.simpleString()}"))
 
 
-def _parsed(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
+class Values(Protocol):
+    """The values of a topic, which become rows of a table of their own."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def table(self) -> str:
+        """The table's name."""
+
+    def split(self, bronze: DataFrame, batch: int | None = None) -> tuple[DataFrame, DataFrame]:
+        """schemas.BRONZE → the rows of the table, and those of `rejects` without `batch`.
+
+        A repeated batch is split in the same way. `batch` None: rows of silver, outside any batch.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class JsonValues:
+    """Values that are JSON."""
+
+    topic: str
+    payload: StructType
+
+    @property
+    def table(self) -> str:
+        return payload_table(self.topic, self.payload).name
+
+    def split(self, bronze: DataFrame, batch: int | None = None) -> tuple[DataFrame, DataFrame]:
+        return expanded(bronze, self.topic, self.payload), bad_payloads(bronze, self.topic, self.payload)
+
+
+def fitting(rows: DataFrame, data: Column) -> DataFrame:
+    """`parsed` rows → the columns of `payload_table`."""
+    return rows.withColumn("data", F.when(~F.col("tombstone"), data)).select(*_NAMING, "data")
+
+
+def refused(rows: DataFrame, detail: Column) -> DataFrame:
+    """`parsed` rows → schemas.REJECTS without `batch`."""
+    told = {"day": day_of("unix_micros(timestamp)"), "reason": F.lit(BAD_PAYLOAD), "detail": detail}
+    return rows.withColumns(told).select(*_REJECTS)
+
+
+def values_of(payload: StructType) -> Column:
+    """Of `parsed` rows, the struct of this type."""
+    return F.struct(*(F.col("_data")[name].alias(name) for name in payload.names))
+
+
+_TEXT = "CAST(value AS STRING)"
+
+
+def parsed(bronze: DataFrame, topic: str, payload: StructType, text: str = _TEXT) -> DataFrame:
+    """Adds what `misfit` and `values_of` need. `text`: an expression for the JSON text."""
     marked = StructType([*payload, StructField(_CORRUPT, StringType())])
-    text = "CAST(value AS STRING)"
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     rows = bronze.where(f"topic = {schemas.text(topic)}").withColumns(
         {
@@ -299,11 +346,11 @@ def _parsed(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
     return rows.withColumn("_probe", F.from_json("_text", probe, {"mode": "PERMISSIVE"}))
 
 
-def _bad(payload: StructType) -> Column:
-    """A condition on `_parsed`: the value does not fit this schema, or Spark has altered it while parsing."""
+def misfit(payload: StructType) -> Column:
+    """A condition on `parsed` rows: the value does not fit this schema, or Spark has altered it while parsing."""
     wrong = [F.expr(f"_data IS NULL OR _data.{_CORRUPT} IS NOT NULL")]
-    for column, test in (("_data", _beyond), ("_probe", _altered)):
-        if (found := _somewhere(F.col(column), payload, test)) is not None:
+    for column, test in (("_data", beyond), ("_probe", _altered)):
+        if (found := somewhere(F.col(column), payload, test)) is not None:
             wrong.append(found)
     return ~F.col("tombstone") & reduce(or_, wrong)
 
@@ -345,7 +392,7 @@ def _altered(probe: Column, kind: DataType) -> Column | None:
     return probe.rlike(_HUGE) if isinstance(kind, TimestampType) else None
 
 
-def _beyond(value: Column, kind: DataType) -> Column | None:
+def beyond(value: Column, kind: DataType) -> Column | None:
     """Whether a time is outside the range of most readers of a table; None for other types."""
     if isinstance(kind, TimestampType):
         return ~F.unix_micros(value).between(schemas.FIRST_US, schemas.LAST_US)
@@ -354,19 +401,19 @@ def _beyond(value: Column, kind: DataType) -> Column | None:
     return None
 
 
-def _somewhere(value: Column, kind: DataType, test: Callable[[Column, DataType], Column | None]) -> Column | None:
+def somewhere(value: Column, kind: DataType, test: Callable[[Column, DataType], Column | None]) -> Column | None:
     """Whether the test holds for some value within this one, never NULL. None if it applies to none of its types."""
     if isinstance(kind, StructType):
-        found = [_somewhere(value[one.name], one.dataType, test) for one in kind]
+        found = [somewhere(value[one.name], one.dataType, test) for one in kind]
         some = [one for one in found if one is not None]
         return reduce(or_, some) if some else None
     if isinstance(kind, ArrayType | MapType):
         inner = kind.valueType if isinstance(kind, MapType) else kind.elementType
-        if _somewhere(F.lit(None), inner, test) is None:
+        if somewhere(F.lit(None), inner, test) is None:
             return None
 
         def within(one: Column) -> Column:
-            held = _somewhere(one, inner, test)
+            held = somewhere(one, inner, test)
             assert held is not None
             return held
 

@@ -15,13 +15,12 @@ from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-from pyspark.sql.types import StructType
 
 from harvester.pipeline import schemas, streaming, tables
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.formats import DeltaStore, open_store
 from harvester.pipeline.lake.batch import batch_name
-from harvester.pipeline.lake.silver import bad_payloads, deliveries, expanded, payload_table, unwritten
+from harvester.pipeline.lake.silver import Values, deliveries, payload_table, unwritten
 from harvester.pipeline.store import TableStore
 
 # Slower to write, but these files are read again and again.
@@ -104,21 +103,21 @@ class Upkeep:
             self._store.compact(name)
 
 
-def fill_in(store: TableStore, header: str, topic: str, payload: StructType, say: Callable[[str], None]) -> None:
+def fill_in(store: TableStore, header: str, values: Values, say: Callable[[str], None]) -> None:
     """Rewrites the table of a topic's values from silver in one commit; values that do not fit go to `rejects`.
 
     Repeatable. No batch may be in progress, or half written and about to be repeated.
     """
-    rows = store.spark.sql(schemas.deliveries(store.at("silver"), header)).where(F.col("topic") == topic)
-    table = payload_table(topic, payload)
+    rows = store.spark.sql(schemas.deliveries(store.at("silver"), header)).where(F.col("topic") == values.topic)
     # An abandoned batch may have written values that silver lacks.
-    if rows.isEmpty() and store.load(table).isEmpty():
+    if rows.isEmpty() and store.table(values.table).isEmpty():
         return
-    say(f"filling in {table.name} from silver")
-    known = store.table("rejects").where((F.col("reason") == schemas.BAD_PAYLOAD) & (F.col("topic") == topic))
-    bad = unwritten(bad_payloads(rows, topic, payload), [known])
+    say(f"filling in {values.table} from silver")
+    known = store.table("rejects").where((F.col("reason") == schemas.BAD_PAYLOAD) & (F.col("topic") == values.topic))
+    fitting, bad = values.split(rows)
+    bad = unwritten(bad, [known])
     store.append(bad.withColumn("batch", F.lit(None).cast("string")), "rejects")
-    store.replace(expanded(rows, topic, payload), table.name)
+    store.replace(fitting, values.table)
 
 
 def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = None) -> int:

@@ -1,0 +1,200 @@
+"""Registry-framed values as columns, read with the schemas with which they were written. `columns` decides.
+
+A schema is fetched once. It is kept next to the checkpoint before a batch is written with it, as are the ids that the
+registry did not know at that time: so a repeated batch is split as the first time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import DataType, StringType, StructType
+
+from harvester.pipeline import schemas, tables
+from harvester.pipeline.errors import ConnectorMismatch, InputMissing, TableMismatch
+from harvester.pipeline.lake import columns, silver
+from harvester.pipeline.registry import SchemaRegistry, WrittenSchema
+from harvester.pipeline.schemas import Addition
+from harvester.pipeline.store import TableStore
+
+_MOST_IDS = 1000
+"""Of a batch, so that garbage cannot occupy the registry for hours."""
+_NO_AVRO = "AVRO_NOT_LOADED"
+_STACK = re.compile(r"\n\s+at |\nJVM stacktrace")
+
+
+class Schemas:
+    """The schemas by id, and those ids that the registry did not know when it was asked for a batch."""
+
+    def __init__(self, spark: SparkSession, checkpoint: str, registry: SchemaRegistry) -> None:
+        self._spark, self._file, self.registry = spark, f"{checkpoint}/schemas.json", registry
+        stored = json.loads(tables.read_text(spark, self._file) or '{"known": {}, "batch": null, "unknown": []}')
+        self._known = {int(number): WrittenSchema(**schema) for number, schema in stored["known"].items()}
+        self._batch: int | None = stored["batch"]
+        self._unknown = set[int](stored["unknown"])
+
+    def of(self, numbers: Collection[int], batch: int | None) -> dict[int, WrittenSchema | None]:
+        """These schemas; None for one that does not exist. Raises RegistryUnavailable."""
+        if batch is None or batch != self._batch:
+            self._batch, self._unknown = batch, set()
+        asked = sorted(set(numbers) - self._known.keys() - self._unknown)
+        for number in asked:
+            if (found := self.registry.schema(number)) is None:
+                self._unknown.add(number)
+            else:
+                self._known[number] = found
+        if asked:
+            known = {number: asdict(schema) for number, schema in self._known.items()}
+            kept = {"known": known, "batch": batch, "unknown": sorted(self._unknown)}
+            tables.write_text(self._spark, self._file, json.dumps(kept))
+        return {number: self._known.get(number) for number in numbers}
+
+
+@dataclass(slots=True)
+class TypedValues:
+    """The framed values of a topic. `payload`: the columns of their table, which grow with the schemas if `grows`.
+
+    `_types`: of each schema, the type of its values, or why it has none.
+    """
+
+    topic: str
+    payload: StructType
+    grows: bool
+    store: TableStore
+    written: Schemas
+    _types: dict[int, StructType | str] = field(default_factory=dict)
+
+    @property
+    def table(self) -> str:
+        return silver.payload_table(self.topic, self.payload).name
+
+    def split(self, bronze: DataFrame, batch: int | None = None) -> tuple[DataFrame, DataFrame]:
+        mine = bronze.where(F.col("topic") == self.topic).withColumn("_id", F.expr(columns.SCHEMA_ID))
+        counts = mine.where("_id IS NOT NULL").groupBy("_id").count().orderBy(F.desc("count"), "_id")
+        found = self.written.of([row["_id"] for row in counts.limit(_MOST_IDS).collect()], batch)
+        types = {number: self._type(number, schema) for number, schema in sorted(found.items())}
+        as_json = [str(number) for number, schema in found.items() if schema is not None and schema.kind == "JSON"]
+        is_json = f"_id IN ({', '.join(as_json) or 'NULL'})"
+        rows = silver.parsed(
+            mine, self.topic, self.payload, f"CASE WHEN {is_json} THEN CAST({columns.CONTENT} AS STRING) END"
+        )
+        data, why = [], ["WHEN value IS NULL THEN NULL", "WHEN _id IS NULL THEN 'no schema id precedes the value'"]
+        for number, schema in found.items():
+            kind, told = types[number], "NULL"
+            if isinstance(kind, str):
+                told = schemas.text(kind)
+            elif schema is not None and schema.kind == "AVRO":
+                decoded, is_sound = columns.from_avro(columns.CONTENT, schema.text)
+                name = f"_of_{number}"
+                rows = rows.withColumn(name, F.expr(f"CASE WHEN _id = {number} THEN {decoded} END"))
+                data.append(f"WHEN _id = {number} THEN {columns.projected(f'{name}.value', kind, self.payload)}")
+                told = f"CASE WHEN {name}{is_sound} THEN NULL ELSE 'not of schema {number}' END"
+            why.append(f"WHEN _id = {number} THEN {told}")
+        others = f"'its schema is not among the {_MOST_IDS:,} most frequent ones of the batch'"
+        value = silver.values_of(self.payload)
+        if data:
+            avro = F.expr(f"CASE {' '.join(data)} END")
+            value = F.when(F.expr(is_json), value).otherwise(avro) if as_json else avro
+        refusal = [F.expr(f"CASE {' '.join(why)} ELSE {others} END")]
+        misfit = F.lit(f"not {self.payload.simpleString()}")
+        refusal.append(F.when(F.expr(is_json) & silver.misfit(self.payload), misfit))
+        rows = rows.withColumn("_value", value)
+        if (odd := silver.somewhere(F.col("_value"), self.payload, _odd)) is not None:
+            refusal.append(F.when(odd, "text that is not UTF-8, or a time outside the years 1 to 9999"))
+        rows = rows.withColumn("_detail", F.coalesce(*refusal))
+        fitting = silver.fitting(rows.where("_detail IS NULL"), F.col("_value"))
+        return fitting, silver.refused(rows.where("_detail IS NOT NULL"), F.col("_detail"))
+
+    def _type(self, number: int, schema: WrittenSchema | None) -> StructType | str:
+        """The type of the schema's values, for which the table has grown if need be; or why its values do not fit."""
+        if schema is None:
+            return f"the registry has no schema {number}"
+        is_json = schema.kind == "JSON"
+        if number not in self._types:
+            try:
+                # JSON is read as the table's columns, whatever its schema says.
+                known = self.payload if is_json and not self.grows else type_of(self.store.spark, schema)
+                self._types[number] = known
+            except ValueError as error:
+                self._types[number] = f"schema {number}: {error}"
+        kind = self._types[number]
+        if isinstance(kind, str):
+            return kind
+        payload, growth = columns.grown(self.payload, columns.storable(kind), may_widen=self.grows)
+        if growth.problems and not is_json:
+            return f"schema {number}: {'; '.join(growth.problems)}"
+        if self.grows and (growth.added or growth.widened):
+            self.store.grow(self.table, *([_in_data(one) for one in some] for some in (growth.added, growth.widened)))
+            self.payload = payload
+        return kind
+
+
+def first_columns(store: TableStore, topic: str, registry: SchemaRegistry) -> StructType:
+    """The columns of the topic's table; if it does not exist yet, those of the topic's latest schema.
+
+    Raises InputMissing, TableMismatch, RegistryUnavailable.
+    """
+    name, subject = silver.payload_table(topic, StructType()).name, f"{topic}-value"
+    if store.exists(name):
+        return store.table(name).select("data.*").schema
+    hint = f"name the columns: --typed '{topic}=total INT, …'"
+    schema = registry.latest(subject)
+    if schema is None:
+        raise InputMissing(f"the schema registry {registry.url} has no subject {subject}", hint=hint)
+    try:
+        return columns.storable(type_of(store.spark, schema))
+    except ValueError as error:
+        raise TableMismatch(f"the latest schema of {subject} cannot be columns: {error}", hint=hint) from error
+
+
+def require_avro(spark: SparkSession) -> None:
+    """Raises ConnectorMismatch if Spark has no connector for Avro."""
+    _avro_type(spark, '"int"')
+
+
+def type_of(spark: SparkSession, schema: WrittenSchema) -> StructType:
+    """The type of values written with this schema. Raises ValueError if they cannot be columns."""
+    if schema.kind == "JSON":
+        found: DataType = columns.from_json_schema(schema.text)
+    elif schema.kind != "AVRO":
+        raise ValueError(f"it is {schema.kind.title()}, whose values stay in silver as bytes")
+    elif schema.refers:
+        raise ValueError("it refers to other schemas")
+    else:
+        found = _avro_type(spark, schema.text)
+    if not isinstance(found, StructType) or not columns.storable(found).names:
+        raise ValueError(f"it is {found.simpleString()}, not a record with fields")
+    silver.require_names(found)
+    return found
+
+
+def _avro_type(spark: SparkSession, schema: str) -> DataType:
+    decoded, _ = columns.from_avro("CAST(NULL AS BINARY)", schema)
+    try:
+        return spark.range(0).select(F.expr(decoded).alias("it")).select("it.value").schema[0].dataType
+    except (PySparkException, Py4JError) as error:
+        said = " ".join(_STACK.split(str(error))[0].split())
+        if _NO_AVRO in said:
+            raise ConnectorMismatch(
+                "Spark has no connector for Avro",
+                hint="add org.apache.spark:spark-avro to its jars; `harvester pipeline packages --avro` lists it",
+            ) from error
+        raise ValueError(f"Spark cannot read it: {said[-_TOLD:]}") from error
+
+
+_TOLD = 300
+
+
+def _in_data(one: Addition) -> Addition:
+    return Addition(("data", *one.path), one.kind)
+
+
+def _odd(value: Column, kind: DataType) -> Column | None:
+    return ~F.is_valid_utf8(value) if isinstance(kind, StringType) else silver.beyond(value, kind)
