@@ -155,11 +155,17 @@ def test_the_command_line_ends_with_one_line_and_a_code_of_its_own() -> None:
         (("--every", "soon"), "--every"),
         (("--conf", "spark"), "NAME=VALUE"),
         (("--json-schema", "payments=n INT"), "not a --topic"),
+        (("--typed", "payments"), "not a --topic"),
+        (("--typed", "orders", "--json-schema", "orders=n INT"), "also has"),
+        (("--typed", "orders"), "url"),
+        (("--typed", "orders", "--registry", "url=${NONE_OF_THIS_NAME}"), "is not set"),
         (("--set", "record_header="), "record_header"),
     ):
         done = run_cli(*LAKE, *extra, check=False)
         assert (done.returncode, said in done.stderr) == (ExitCode.USAGE, True), done.stderr
-    assert "io.delta:delta-spark" in run_cli("pipeline", "packages").stdout
+    packages = run_cli("pipeline", "packages", "--avro").stdout
+    assert "io.delta:delta-spark" in packages
+    assert packages.endswith("org.apache.spark:spark-avro_2.13:4.0.0\n")
 
 
 def test_of_a_stack_trace_the_innermost_cause_is_told() -> None:

@@ -37,6 +37,7 @@ def test_a_spark_that_nothing_is_known_for(version: str) -> None:
     [
         "/opt/jars/spark-sql-kafka-0-10_2.13-4.0.1.jar",
         "org.apache.spark:spark-sql-kafka-0-10_2.12:4.0.0",
+        "/opt/jars/spark-avro_2.12-4.0.0.jar",
         "io.delta:delta-spark_2.13:3.3.2",
         "delta-spark_4.1_2.13-4.1.0.jar",
         "delta-spark_2.12-4.0.0.jar",

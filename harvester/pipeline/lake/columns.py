@@ -60,7 +60,7 @@ def from_json_schema(document: str) -> StructType:
     anything but a string is its JSON text. References are followed within the document.
     """
     schema = json.loads(document)
-    found = _of(schema, schema, ())
+    found = _of(schema, schema, ("#",))
     if not isinstance(found, StructType):
         raise ValueError("it describes no object with properties")  # noqa: TRY004 - of the text, not of an argument
     return found

@@ -131,7 +131,9 @@ class TypedValues:
         if growth.problems and not is_json:
             return f"schema {number}: {'; '.join(growth.problems)}"
         if self.grows and (growth.added or growth.widened):
-            self.store.grow(self.table, *([_in_data(one) for one in some] for some in (growth.added, growth.widened)))
+            changes = ([_in_data(one) for one in some] for some in (growth.added, growth.widened))
+            with self.store.alone:
+                self.store.grow(self.table, *changes)
             self.payload = payload
         return kind
 

@@ -98,7 +98,8 @@ class Upkeep:
         self._hit("lake.compaction")
         today = datetime.now(UTC).date()
         for name in self._names:
-            self._store.compact(name, today)
+            with self._store.alone:
+                self._store.compact(name, today)
         for name in ("current", "cuts"):
             self._store.compact(name)
 
