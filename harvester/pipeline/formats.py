@@ -39,6 +39,7 @@ def open_store(spark: SparkSession, root: str) -> TableStore:
 _DELTA = "org.apache.spark.sql.delta"
 _BOUNDED = "delta.dataSkippingStatsColumns"
 _WIDENING = "delta.enableTypeWidening"
+_LOCAL_TIMES = "delta.feature.timestampNtz"
 _HIDDEN = "*********(redacted)"
 _VACUUM = {
     # Unreferenced files may be brand-new.
@@ -81,9 +82,12 @@ class DeltaStore(TableStore):
         return found
 
     def grow(self, name: str, added: Sequence[Addition], widened: Sequence[Addition]) -> None:
-        # Not before it is needed: not every reader of Delta's tables knows of it.
-        if widened and self.properties(name).get(_WIDENING) != "true":
-            self.set_property(name, _WIDENING, "true")
+        # Not before they are needed: not every reader of Delta's tables knows of them.
+        needed = {_WIDENING: "true"} if widened else {}
+        if any("timestamp_ntz" in one.kind.simpleString() for one in added):
+            needed[_LOCAL_TIMES] = "supported"
+        for feature, value in needed.items():
+            self.set_property(name, feature, value)
         super().grow(name, added, widened)
 
     def append(self, rows: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from threading import Lock
 from typing import ClassVar, Self
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -52,8 +51,6 @@ class TableStore(ABC):
         self.spark, self.is_catalog = spark, bool(dot) and "/" not in root and kind is not None
         self.root = root if self.is_catalog or "/" in root else str(Path(root).absolute())
         self.schema = ".".join(map(quote, root.split(".")))
-        self.alone = Lock()
-        """Held while a table grows or is compacted: neither succeeds beside the other."""
         if self.is_catalog and self._other in (kind or "").lower():
             hint = f"use --format {self._other}, or another catalog"
             raise TableMismatch(f"the catalog {first} is for tables of {self._other.title()}", hint=hint)
@@ -64,9 +61,7 @@ class TableStore(ABC):
 
     def in_new_session(self) -> Self:
         """The same tables in a new session, which has its own settings."""
-        found = type(self)(self.spark.newSession(), self.root)
-        found.alone = self.alone
-        return found
+        return type(self)(self.spark.newSession(), self.root)
 
     def at(self, name: str) -> str:
         """The name of a table in Spark SQL."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -31,7 +32,7 @@ from harvester.pipeline.lake.typed import TypedValues
 from harvester.pipeline.lake.upkeep import Upkeep, fill_in
 from harvester.pipeline.origin_columns import bronze_columns, fastest_reader
 from harvester.pipeline.registry import SchemaRegistry
-from harvester.pipeline.schemas import TABLES
+from harvester.pipeline.schemas import TABLES, Table
 from harvester.pipeline.session import clear_errors
 from harvester.pipeline.store import TableStore
 from harvester.pipeline.streaming import Manifest
@@ -148,15 +149,15 @@ def _read(
         where = settings.checkpoint or store.beside("checkpoint")
         if not store.is_catalog and store.exists("bronze"):
             raise TableMismatch(f"{settings.root} is a lake of an earlier version", hint=tables.REBUILD)
-        columns, payloads = _columns(store, settings)
-        tables_of = {topic: payload_table(topic, payload) for topic, payload in payloads.items()}
+        columns, tables_of = _columns(store, settings)
         store.require_types(tables_of.values())
         wanted = Manifest(uuid.uuid4().hex, "lake", settings.topics, settings.header, columns)
         manifest = recovery.claim(store, where, settings.kafka, wanted, settings.recovery, say)
         store.prepare([*TABLES, *tables_of.values()], manifest.owner, settings.header)
         # The stored schemas: columns requested in earlier runs remain, in the order of their addition.
         stored = {topic: store.load(table).select("data.*").schema for topic, table in tables_of.items()}
-        values = _values(store, settings, where, stored)
+        alone = Lock()
+        values = _values(store, settings, where, stored, alone)
         for topic, one in values.items():
             if manifest.payloads.get(topic) != columns[topic]:
                 fill_in(store, settings.header, one, say)
@@ -165,7 +166,7 @@ def _read(
         recovery.note(store, where, manifest)
         hit = failpoints.load().hit
         by_day = ["silver", "repeats", "rejects", *(table.name for table in tables_of.values())]
-        upkeep = Upkeep(store, settings.header, by_day, settings.compact_every, settings.fold_s, hit)
+        upkeep = Upkeep(store, settings.header, by_day, settings.compact_every, settings.fold_s, hit, alone)
         written: dict[int, BatchCounts] = {}
 
         def done(counts: BatchCounts) -> None:
@@ -204,8 +205,8 @@ def _read(
         return records
 
 
-def _columns(store: TableStore, settings: LakeSettings) -> tuple[dict[str, str], dict[str, StructType]]:
-    """What the manifest records of the topics with values as columns, and these columns, as far as known."""
+def _columns(store: TableStore, settings: LakeSettings) -> tuple[dict[str, str], dict[str, Table]]:
+    """What the manifest records of the topics with values as columns, and the tables of these values."""
     columns = {topic: payload.simpleString() for topic, payload in settings.payloads.items()}
     payloads = dict(settings.payloads)
     if settings.registry is not None:
@@ -213,18 +214,18 @@ def _columns(store: TableStore, settings: LakeSettings) -> tuple[dict[str, str],
         for topic, payload in settings.typed.items():
             columns[topic] = "typed" if payload is None else f"typed {payload.simpleString()}"
             payloads[topic] = payload or typed.first_columns(store, topic, settings.registry)
-    return columns, payloads
+    return columns, {topic: payload_table(topic, payload) for topic, payload in payloads.items()}
 
 
 def _values(
-    store: TableStore, settings: LakeSettings, where: str, stored: Mapping[str, StructType]
+    store: TableStore, settings: LakeSettings, where: str, stored: Mapping[str, StructType], alone: Lock
 ) -> dict[str, Values]:
     """How the values of each of these topics become the columns that are stored."""
     found: dict[str, Values] = {topic: JsonValues(topic, stored[topic]) for topic in settings.payloads}
     if settings.registry is not None:
         written = typed.Schemas(store.spark, where, settings.registry)
         for topic, payload in settings.typed.items():
-            found[topic] = TypedValues(topic, stored[topic], payload is None, store, written)
+            found[topic] = TypedValues(topic, stored[topic], payload is None, store, written, alone)
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 
 from py4j.protocol import Py4JError
@@ -61,7 +62,8 @@ class Schemas:
 class TypedValues:
     """The framed values of a topic. `payload`: the columns of their table, which grow with the schemas if `grows`.
 
-    `_types`: of each schema, the type of its values, or why it has none.
+    `alone`: entered while the table grows, which does not succeed while it is compacted. `_types`: of each schema, the
+    type of its values, or why it has none.
     """
 
     topic: str
@@ -69,6 +71,7 @@ class TypedValues:
     grows: bool
     store: TableStore
     written: Schemas
+    alone: AbstractContextManager[object] = field(default_factory=nullcontext)
     _types: dict[int, StructType | str] = field(default_factory=dict)
 
     @property
@@ -132,7 +135,7 @@ class TypedValues:
             return f"schema {number}: {'; '.join(growth.problems)}"
         if self.grows and (growth.added or growth.widened):
             changes = ([_in_data(one) for one in some] for some in (growth.added, growth.widened))
-            with self.store.alone:
+            with self.alone:
                 self.store.grow(self.table, *changes)
             self.payload = payload
         return kind

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
@@ -38,8 +39,13 @@ class Upkeep:
         compact_every: int,
         fold_s: float,
         hit: Callable[[str], None] = lambda _: None,
+        alone: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`names`: the tables partitioned by day. `compact_every`: batches; 0: never. `fold_s`: infinite: never."""
+        """`names`: the tables partitioned by day. `compact_every`: batches; 0: never. `fold_s`: infinite: never.
+
+        `alone`: entered while a table is compacted.
+        """
+        self._alone = alone or nullcontext()
         self._store, self._header, self._names = store.in_new_session(), header, names
         self._compact_every, self._fold_s, self._hit = compact_every, fold_s, hit
         for name, value in _CODEC.items():
@@ -98,7 +104,7 @@ class Upkeep:
         self._hit("lake.compaction")
         today = datetime.now(UTC).date()
         for name in self._names:
-            with self._store.alone:
+            with self._alone:
                 self._store.compact(name, today)
         for name in ("current", "cuts"):
             self._store.compact(name)
