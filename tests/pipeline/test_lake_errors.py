@@ -6,6 +6,7 @@ Without Spark or Java, and with a connector that does not fit: test_session.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import re
 import shutil
 import socket
@@ -140,7 +141,9 @@ def test_batches_are_counted_for_prometheus(
 
     def scrape() -> None:
         while not ended.wait(0.05):
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics") as answer:
+            # The job may end in the middle of an answer.
+            refused = contextlib.suppress(OSError, http.client.HTTPException)
+            with refused, urllib.request.urlopen(f"http://{address}/metrics") as answer:
                 text = answer.read().decode()
                 found.update((name, float(value)) for name, value in re.findall(r"^(\w+) (\S+)$", text, re.M))
 
