@@ -109,7 +109,9 @@ class Container:
 
         `unshare --kill-child` would not do: the kernel forgets whom a process dies with when its account changes.
         """
-        with suppress(OSError, IndexError):  # it has ended
+        if self.process.poll() is not None:
+            return  # its pid may be another process's by now
+        with suppress(OSError, IndexError):  # it ends at this moment
             os.kill(self.first, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
