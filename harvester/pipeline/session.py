@@ -158,7 +158,7 @@ def connector_jars(
 
 
 # What the connector for Avro needs is in Spark, or comes with the one for Kafka.
-_WITH_KAFKA = ("org.apache.spark:spark-tags_2.13", "org.scala-lang.modules", "org.tukaani")
+_WITH_KAFKA = (f"org.apache.spark:spark-tags_{_SCALA}", "org.scala-lang.modules", "org.tukaani")
 
 
 def resolve(wanted: Iterable[Coordinate], directory: Path, without: Iterable[str] = OF_SPARK) -> None:

@@ -14,12 +14,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property, reduce
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.errors import SchemaError
-from harvester.outbox.connection import connect, database_errors, execute, fetch_row
+from harvester.outbox.connection import connect, database_errors, execute
 from harvester.outbox.tables import OutboxTable
 from harvester.pipeline import schemas
 from harvester.pipeline.audit import checks, inputs, sums
@@ -170,9 +171,13 @@ class _Work:
             f"SELECT min(id) FROM {self.table.archive} WHERE coalesce(incarnation, '{self.facts.incarnation}') ="
             f" '{incarnation}' AND id < {end}{since}"
         )
-        with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
-            found: int | None = fetch_row(connection, query)[0]
+        found: int | None = self._asked(query)[0][0]
         return found
+
+    def _asked(self, query: str) -> list[Any]:
+        """The rows of a query on the archive."""
+        with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
+            return execute(connection, query).fetchall()
 
     def _records(self) -> DataFrame:
         assert self.settings.lake is not None
@@ -190,8 +195,7 @@ class _Work:
         self.progress(f"comparing ids from {ids.first} to before {ids.end} of {ids.incarnation}")
         current = str(self.facts.incarnation)
         query = sums.summed_in_postgres(sums.in_archive(self.table, ids, current))
-        with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
-            archive = sums.by_bucket(execute(connection, query).fetchall())
+        archive = sums.by_bucket(self._asked(query))
         rows = sums.in_silver(self.store.table("silver"), ids)
         silver = sums.by_bucket(sums.summed_in_spark(rows).collect())
         unequal = sums.unequal(silver, archive)
@@ -239,8 +243,7 @@ class _Work:
         scope = checks.AuditScope(ids.topics, whole=self._whole, losses=(*notes.losses, *notes.erasures))
         there = keep(checks.found(checks.archived(past, scope), marked), self.kept)
         lost = checks.lost(there, scope)
-        with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
-            began = fetch_row(connection, f"SELECT min(purged_at) FROM {self.table.archive}")[0]
+        began = self._asked(f"SELECT min(purged_at) FROM {self.table.archive}")[0][0]
         unexpected = checks.unexpected(marked, past, began, self.facts.at)
         strange = marked.where("first").join(past.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
         missing = there.where("NOT delivered").count()

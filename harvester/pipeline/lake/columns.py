@@ -103,7 +103,7 @@ def _only_one(schema: Mapping[str, Any]) -> Any:
 
 
 def _resolved(reference: str, root: Any) -> Any:
-    """What `#/definitions/NAME` and the like refer to; None if it is not in this document."""
+    """The schema to which a reference such as `#/definitions/NAME` leads; None if it is not in this document."""
     if not reference.startswith("#"):
         return None
     for part in filter(None, reference[1:].split("/")):
@@ -132,7 +132,7 @@ def _storable(kind: DataType) -> DataType | None:
 
 @dataclass(slots=True)
 class Growth:
-    """What a schema requires of a table: new columns, wider types, and what cannot be had."""
+    """The changes that a schema requires of a table: new columns and wider types; and what cannot be had."""
 
     may_widen: bool
     added: list[Addition] = field(default_factory=list)

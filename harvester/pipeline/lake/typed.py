@@ -28,6 +28,7 @@ from harvester.pipeline.store import TableStore
 _MOST_IDS = 1000
 """Of a batch, so that garbage cannot occupy the registry for hours."""
 _NO_AVRO = "AVRO_NOT_LOADED"
+_TOLD = 300  # characters of an error of Spark
 _STACK = re.compile(r"\n\s+at |\nJVM stacktrace")
 
 
@@ -192,9 +193,6 @@ def _avro_type(spark: SparkSession, schema: str) -> DataType:
                 hint="add org.apache.spark:spark-avro to its jars; `harvester pipeline packages --avro` lists it",
             ) from error
         raise ValueError(f"Spark cannot read it: {said[-_TOLD:]}") from error
-
-
-_TOLD = 300
 
 
 def _in_data(one: Addition) -> Addition:

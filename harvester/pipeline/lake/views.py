@@ -12,7 +12,7 @@ LATEST = "latest"
 
 
 def queries(store: TableStore, as_of: str | None = None) -> dict[str, str]:
-    """The query of each view. `as_of`: LATEST, or the batch of a cut. Raises InputMissing, TableMismatch."""
+    """The query of each view. `as_of`: LATEST, or the number of a cut's batch. Raises InputMissing, TableMismatch."""
     header, at = store.header(), store.at
     if as_of is None:
         return {
@@ -36,7 +36,7 @@ def find_cut(store: TableStore, as_of: str) -> Cut:
     """
     cuts = store.load(schemas.CUTS_TABLE)
     if as_of != LATEST:
-        cuts = cuts.where(cuts["batch"] == (batch_name(int(as_of)) if as_of.isdecimal() else as_of))
+        cuts = cuts.where(cuts["batch"] == batch_name(int(as_of)))
     highest = {row["incarnation"]: row for row in cuts.orderBy("id").collect()}
     since = store.load(schemas.INCARNATIONS_TABLE).collect()
     ages = sorted((row["since"], row["incarnation"]) for row in since)
