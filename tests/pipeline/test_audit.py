@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,6 @@ import psycopg
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from harvester_cli.main import main
 
 from harvester.errors import BrokerUnavailable, DatabaseUnavailable, ExitCode, SchemaError
 from harvester.origin import HEADER
@@ -33,7 +31,7 @@ from harvester.pipeline.schemas import LOSSES_TABLE
 from harvester.pipeline.source import Place
 from harvester.pipeline.streaming import Plan
 from tests.conftest import MakeTopic
-from tests.support.audits import Scene, Sent, at, history, numbered
+from tests.support.audits import Scene, Sent, at, audit_command, history, numbered
 from tests.support.lakes import make_lake
 from tests.support.outboxes import poor_role
 from tests.support.servers import Servers
@@ -84,25 +82,9 @@ def listed(found: Iterable[FindingGroup]) -> list[tuple[str, str, int, list[int 
 
 @pytest.fixture
 def in_process(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Run the command line with the worker's own Spark; returns the exit code."""
-
-    @contextmanager
-    def running(*_: object, **__: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr("harvester.pipeline.session.session", running)
-
-    def command(scene: Scene, *arguments: str) -> int:
-        given = [
-            "harvester", "pipeline", "audit", "--bootstrap", scene.bootstrap, "--set", f"data_source={scene.dsn}",
-            "--set", "leader_group_id=audited", *arguments,
-        ]  # fmt: skip
-        monkeypatch.setattr("sys.argv", given)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0)
-
-    return command
+    """`harvester pipeline audit` of a scene."""
+    command = audit_command(spark, monkeypatch)
+    return lambda scene, *arguments: command(scene, "--bootstrap", scene.bootstrap, *arguments)
 
 
 def without_python(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

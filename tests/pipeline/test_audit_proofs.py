@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from harvester_cli.main import main
 
 from harvester.claim_check import reference
 from harvester.errors import ExitCode, SchemaError
@@ -28,7 +27,7 @@ from harvester.pipeline.errors import InputMissing
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.origin_columns import bronze_columns
-from tests.support.audits import Scene, Sent, at
+from tests.support.audits import Scene, Sent, at, audit_command
 from tests.support.lakes import make_lake
 from tests.support.sparks import kafka_rows
 
@@ -104,23 +103,7 @@ def book(spark: SparkSession, database: str, tmp_path: Path) -> Book:
 @pytest.fixture
 def command(book: Book, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """`harvester pipeline audit --incremental` with the Spark of this process; the exit code."""
-
-    @contextmanager
-    def running(*_: object, **__: object) -> Iterator[SparkSession]:
-        yield spark
-
-    def call(*arguments: str) -> int:
-        given = [
-            "harvester", "pipeline", "audit", "--incremental", "--set", f"data_source={book.scene.dsn}",
-            "--set", "leader_group_id=audited", *arguments,
-        ]  # fmt: skip
-        monkeypatch.setattr("sys.argv", given)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0)
-
-    monkeypatch.setattr("harvester.pipeline.session.session", running)
-    return call
+    return partial(audit_command(spark, monkeypatch), book.scene, "--incremental")
 
 
 def found(report: dict[str, Any]) -> list[tuple[str, str, list[int]]]:

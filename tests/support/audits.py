@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
+import pytest
 from confluent_kafka import Producer
+from harvester_cli.main import main
 
 from harvester.origin import HEADER, Origin, encode
 from tests.support.sparks import kafka_rows
@@ -194,6 +196,28 @@ class Scene:
                 " VALUES (%s, %s, %s, %s, %s, %s)",
                 list(rows.values()),
             )
+
+
+def audit_command(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`harvester pipeline audit` on the database of a scene, with the Spark of this process; returns the exit code."""
+
+    @contextmanager
+    def running(*_: object, **__: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("harvester.pipeline.session.session", running)
+
+    def command(scene: Scene, *arguments: str) -> int:
+        given = [
+            "harvester", "pipeline", "audit", "--set", f"data_source={scene.dsn}", "--set", "leader_group_id=audited",
+            *arguments,
+        ]  # fmt: skip
+        monkeypatch.setattr("sys.argv", given)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    return command
 
 
 def _text(key: bytes | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -50,22 +50,31 @@ def serving() -> Iterator[Registry]:
     """A registry that answers at `url`."""
     registry = Registry()
 
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, Any]:
+        if request.command == "POST":
+            return registry.answer(request.path, json.loads(body))
+        registry.asked.append(request.path)
+        return registry.answer(request.path, None)
+
+    with answering(answer) as registry.url:
+        yield registry
+
+
+@contextmanager
+def answering(answer: Callable[[BaseHTTPRequestHandler, bytes], tuple[int, Any]]) -> Iterator[str]:
+    """The URL of a server that answers each request, given with its body, with this status and JSON."""
+
     class Handler(BaseHTTPRequestHandler):
-        def _serve(self, body: dict[str, Any] | None) -> None:
-            status, answer = registry.answer(self.path, body)
-            data = json.dumps(answer).encode()
+        def do_GET(self) -> None:
+            status, found = answer(self, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+            data = json.dumps(found).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
 
-        def do_GET(self) -> None:
-            registry.asked.append(self.path)
-            self._serve(None)
-
-        def do_POST(self) -> None:
-            self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        do_POST = do_GET  # noqa: N815 - the name that the server looks for
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
@@ -73,9 +82,8 @@ def serving() -> Iterator[Registry]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    registry.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield registry
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

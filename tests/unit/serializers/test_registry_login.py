@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -16,6 +15,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from harvester.errors import SerializationFailed
 from harvester.serializers.registry import avro, read_avro
+from tests.support.registry import answering
 
 ORDER = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "total", "type": "int"}]})
 
@@ -38,48 +38,19 @@ class Registry:
 
 @contextmanager
 def serving(registry: Registry) -> Iterator[Registry]:
-    class Handler(BaseHTTPRequestHandler):
-        def _answer(self, status: int, body: Any) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, Any]:
+        authorization = request.headers.get("Authorization")
+        if request.path == "/token":
+            token = registry.token(parse_qs(body.decode()), authorization)
+            return (200, token) if token else (401, {"error": "invalid_client"})
+        if authorization != registry.allowed:
+            return 401, {"error_code": 401, "message": "Unauthorized"}
+        if request.path.startswith("/associations/"):  # newer clients look for a subject by the topic first
+            return 404, {"error_code": 404, "message": "no associations"}
+        return 200, {"id": 7, "version": 1, "subject": "orders-value", "schema": ORDER, "schemaType": "AVRO"}
 
-        def _serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            authorization = self.headers.get("Authorization")
-            if self.path == "/token":
-                token = registry.token(parse_qs(body), authorization)
-                self._answer(*((200, token) if token else (401, {"error": "invalid_client"})))
-            elif authorization != registry.allowed:
-                self._answer(401, {"error_code": 401, "message": "Unauthorized"})
-            elif self.path.startswith("/associations/"):  # newer clients look for a subject by the topic first
-                self._answer(404, {"error_code": 404, "message": "no associations"})
-            else:
-                found = {"id": 7, "version": 1, "subject": "orders-value", "schema": ORDER, "schemaType": "AVRO"}
-                self._answer(200, found)
-
-        def do_GET(self) -> None:
-            self._serve()
-
-        def do_POST(self) -> None:
-            self._serve()
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    registry.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with answering(answer) as registry.url:
         yield registry
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 LOGINS: dict[str, tuple[str, dict[str, str]]] = {
