@@ -123,9 +123,11 @@ def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
                 at += size
             if sums is not None:
                 row_sum = crc32(data[begin : address_at - 8])  # the xmin, 8 bytes with its length, precedes the topic
-                # Avoids copying the bytes of a large value again.
-                cut, rest = (at, b"") if size < 1024 else (at - size, value or b"")
-                sums.append(crc32(rest, crc32(data[address_at:cut], row_sum)))
+                sums.append(
+                    crc32(data[address_at:at], row_sum)
+                    if size < 1024
+                    else crc32(value or b"", crc32(data[address_at : at - size], row_sum))  # without copying it again
+                )
             try:
                 topic, names = _address(address)
                 if partition < 0:

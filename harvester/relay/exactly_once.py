@@ -173,7 +173,7 @@ class Transactor:
             self._lose_lanes()
         else:
             self._writer.committed()
-            self._commit()
+            self._commit(lane.number)
             intake.lane, self._idle = idle, lane
             with intake.changed:
                 due = intake.has_work()
@@ -190,7 +190,7 @@ class Transactor:
         if lane.noted:
             return True
         with self._intake.changed:
-            under, before = self._intake.under, self._intake.batches.unpurged()
+            under, before = self._intake.under, self._intake.batches.unpurged(lane.number)
         if under is None:
             self._abort(lane)
             return False
@@ -216,13 +216,13 @@ class Transactor:
             self.trouble(None)
         self._refused = 0
 
-    def _commit(self) -> None:
-        """The transaction has certainly committed."""
+    def _commit(self, lane: int) -> None:
+        """The transaction has certainly committed on this lane."""
         now_us = time.time_ns() // 1000
         intake = self._intake
         self._forget_refusals()
         with intake.changed:
-            intake.commit(now_us)
+            intake.commit(lane, now_us)
 
     def _abort(self, lane: Lane) -> bool:
         """Abort the transaction and handle its failed records. What timed out may still arrive (P23).

@@ -203,9 +203,9 @@ class TransactionIntake:
         """Whether the open transaction need not wait: there is another record, or it is no longer wanted."""
         return self.is_over() or self.batches.is_ready
 
-    def commit(self, now_us: int) -> None:
-        """The open transaction has certainly committed: purge its records. The lock is held."""
-        entries = self.batches.committed()
+    def commit(self, lane: int, now_us: int) -> None:
+        """The open transaction has certainly committed on this lane: purge its records. The lock is held."""
+        entries = self.batches.committed(lane)
         self._latency.add_all([now_us - entry.record[6] for entry in entries if isinstance(entry.record, KafkaRecord)])
         self._delivered += len(entries)
         self._committed_at = time.monotonic()

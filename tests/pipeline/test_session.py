@@ -158,6 +158,7 @@ def test_the_command_line_ends_with_one_line_and_a_code_of_its_own() -> None:
         (("--typed", "payments"), "not a --topic"),
         (("--typed", "orders", "--json-schema", "orders=n INT"), "also has"),
         (("--typed", "orders"), "url"),
+        (("--registry", "url=http://127.0.0.1:1"), "no topic is --typed"),
         (("--typed", "orders", "--registry", "url=${NONE_OF_THIS_NAME}"), "is not set"),
         (("--set", "record_header="), "record_header"),
     ):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harvester.delivery.progress import Progress
-from harvester.record import KafkaRecord
+from harvester.record import KafkaRecord, RowVersions
 from harvester.relay.core import frames as f
 from harvester.relay.core.dispatcher import ShardFlows
 from harvester.relay.core.ledger import Ledger
@@ -139,6 +139,22 @@ def _progress_leaves_out_the_open_transaction(patch: Patch) -> None:
     patch.setattr(TransactionQueue, "progress", lambda self: versions_of([*self._unpurged.values()]))
 
 
+def _progress_names_what_its_own_lane_committed(patch: Patch) -> None:
+    """P49: the older row of a key may be the other lane's, which is opened later."""
+    committed = TransactionQueue.committed
+
+    def forgetful(self: TransactionQueue, lane: int) -> list[QueuedRecord]:
+        self.lane = 1 - lane  # type: ignore[attr-defined]
+        return committed(self, lane)
+
+    def progress(self: TransactionQueue) -> RowVersions:
+        lane = getattr(self, "lane", 1)  # the first transaction is on the second lane
+        return versions_of([*(one for one in self._unpurged.values() if one.lane == lane), *self._open])
+
+    patch.setattr(TransactionQueue, "committed", forgetful)
+    patch.setattr(TransactionQueue, "progress", progress)
+
+
 def _what_progress_names_is_not_purged(patch: Patch) -> None:
     """The supervisor is told that it is settled, and the row is found by the next scan."""
     patch.setattr(OnceShard, "delete_rows", lambda _self, _ids: None)
@@ -164,7 +180,7 @@ def _the_first_progress_names_what_is_still_to_come(patch: Patch) -> None:
     patch.setattr(
         TransactionQueue,
         "unpurged",
-        lambda self: versions_of([*self._unpurged.values(), *self._queue]),
+        lambda self, _lane: versions_of([*self._unpurged.values(), *self._queue]),
     )
 
 
@@ -200,7 +216,9 @@ def _unclear_is_taken_for_aborted(patch: Patch) -> None:
 
 
 def _unclear_is_taken_for_committed(patch: Patch) -> None:
-    patch.setattr(OnceShard, "_not_committed", lambda self: (self._commit(), self._lose_lanes()))
+    patch.setattr(
+        OnceShard, "_not_committed", lambda self: (self._commit(self.producer.lane.number), self._lose_lanes())
+    )
 
 
 def _what_is_sent_is_purged_before_it_is_committed(patch: Patch) -> None:
@@ -435,6 +453,7 @@ MUTATIONS: list[tuple[Mutation, tuple[str, ...] | None, bytes]] = [
 # What is broken, and the scene that shows it.
 IN_SCENES: list[tuple[Mutation, Callable[[Play], None]]] = [
     (_progress_names_the_last_transaction_only, scenes.a_shard_dies_before_anything_was_purged),
+    (_progress_names_what_its_own_lane_committed, scenes.a_key_is_on_both_lanes_when_the_server_changes),
     (_progress_is_read_before_fencing, scenes.a_commit_arrives_just_before_its_lane_is_fenced),
     (
         _lanes_of_shards_that_are_no_more_are_forgotten,

@@ -192,6 +192,14 @@ def the_purge_of_a_keys_first_record_is_lost_with_the_server(play: Play) -> None
     world.replace_server(1)
 
 
+def a_key_is_on_both_lanes_when_the_server_changes(play: Play) -> None:
+    """P49: the survivor lacks nothing, and the lane that is opened first has the younger one of its records."""
+    rows = {play.row(1, b"k0"), play.row(2, b"k0")}
+    play.lead(play.first)
+    play.let("A", "A0", *FIRST, until=lambda: rows <= play.world.appended.keys(), but=_is_purge)
+    play.world.replace_server(0)
+
+
 def the_term_is_taken_while_commits_are_unclear(play: Play) -> None:
     """The shard cannot open its lane any more, and the supervisor has no room for a mark that would show it why."""
     play.row(1, b"k0")
@@ -214,6 +222,7 @@ SCENES: list[tuple[Callable[[Play], None], int, int]] = [
     (a_commit_arrives_just_before_its_lane_is_fenced, 1, 1),
     (a_record_is_taken_after_all_that_was_to_be_quarantined, 1, 1),
     (a_zombies_quarantine_comes_to_nothing, 1, 1),
+    (a_key_is_on_both_lanes_when_the_server_changes, 1, 1),
     (the_term_is_taken_while_commits_are_unclear, 1, 1),
 ]
 

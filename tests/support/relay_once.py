@@ -360,7 +360,7 @@ class OnceShard(SimProcess):
             return
         self.failed = []
         assert self.under is not None
-        producer.note(_progress(self.under, self.batches.unpurged()))
+        producer.note(_progress(self.under, self.batches.unpurged(producer.lane.number)))
         sound = yield from self._fill(producer)
         named, under, alone = self.batches.progress(), self.under, self.batches.alone
         if not sound or self._is_over() or under is None or not self.trusted():
@@ -379,7 +379,7 @@ class OnceShard(SimProcess):
         producer.commit(progress)
         yield "awaits the commit"
         if not self._is_troubled("unclear") and producer.result and self._is_clear(producer):
-            self._commit()
+            self._commit(producer.lane.number)
             self.producer, self.idle = self.idle, self.producer
         else:
             self._not_committed()
@@ -419,9 +419,9 @@ class OnceShard(SimProcess):
             if alone is not None:
                 self.failed = [(alone, error)]
 
-    def _commit(self) -> None:
+    def _commit(self, lane: int) -> None:
         """It is certain."""
-        self.purge([entry.record for entry in self.batches.committed()])
+        self.purge([entry.record for entry in self.batches.committed(lane)])
 
     def _not_committed(self) -> None:
         """Or it was, and nobody knows."""

@@ -103,6 +103,8 @@ def lake(
             raise typer.BadParameter(f"{', '.join(unknown)} is not a --topic", param_hint=option)
     if twice := sorted(payloads.keys() & framed.keys()):
         raise typer.BadParameter(f"{', '.join(twice)} also has a --json-schema", param_hint="--typed")
+    if registry and not framed:
+        raise typer.BadParameter("no topic is --typed", param_hint="--registry")
     if both := sorted({*(retire_topic or ())} & {*named}):
         raise typer.BadParameter(f"{', '.join(both)} is also a --topic", param_hint="--retire-topic")
     begin, _ = options.period(start_at, None, "--start-at")

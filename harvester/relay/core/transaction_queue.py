@@ -7,9 +7,10 @@ transaction is all or nothing, and transactions follow each other, so the order 
        ▲               │
        └────aborted────┘
 
-*Unpurged* records are committed in Kafka, and their DELETE is not known to have committed; every progress record names
-them (P22). After an abort the records of the transaction return to the head of the queue in their order, as if nothing
-had happened. The same applies after an unknown outcome, except to records that the lane's progress names.
+*Unpurged* records are committed in Kafka, and their DELETE is not known to have committed; they are named at the end of
+every transaction, and at the beginning of one on the lane that committed them (P22). After an abort the records of the
+transaction return to the head of the queue in their order, as if nothing had happened. The same applies after an
+unknown outcome, except to records that the lane's progress names.
 
 Failure handling. When brokers refuse a record they refuse its whole batch, including innocent records. All of them
 become *suspects*; a transaction takes at most half as many of them as failed together, until one fails alone, which is
@@ -49,6 +50,7 @@ class QueuedRecord:
     suspect: bool = False
     alone: bool = False
     size: int = 0  # of its value, in bytes
+    lane: int = -1  # that committed it
 
 
 _BY_ID = attrgetter("id")
@@ -109,9 +111,9 @@ class TransactionQueue:
         """What the progress record of the open transaction names."""
         return versions_of([*self._unpurged.values(), *self._open])
 
-    def unpurged(self) -> RowVersions:
-        """What a progress record names before its transaction has records."""
-        return versions_of([*self._unpurged.values()])
+    def unpurged(self, lane: int) -> RowVersions:
+        """What a progress record of the lane names before its transaction has records."""
+        return versions_of([entry for entry in self._unpurged.values() if entry.lane == lane])
 
     def oldest(self) -> QueuedRecord | None:
         """The record that has been here longest without being committed, ignoring held ones."""
@@ -190,12 +192,13 @@ class TransactionQueue:
         self._open += taken
         return taken
 
-    def committed(self) -> list[QueuedRecord]:
-        """The transaction has certainly committed. Returns its records, which are to be purged."""
+    def committed(self, lane: int) -> list[QueuedRecord]:
+        """The transaction has certainly committed, on this lane. Returns its records, which are to be purged."""
         entries = self._open
         if self._suspects_open and not self._searching:
             self._suspects_at_once *= 2  # these suspects were innocent; the next may be, too
         for entry in entries:
+            entry.lane = lane
             self._unpurged[entry.id] = entry
         self._open, self._suspects_open, self._open_bytes = [], 0, 0  # last: other threads count what is in flight
         return entries

@@ -104,7 +104,7 @@ def test_numbers_of_a_transaction_that_is_not_committed_are_used_again(shard: Sh
     shard.batches.aborted()
     assert shard.filler.fill(shard.lane, 0.0)
     shard.filler.committed()
-    shard.batches.committed()
+    shard.batches.committed(0)
     shard.add(3)
     assert shard.filler.fill(shard.lane, 0.0)
     assert shard.lane.taken == [(1, 1), (2, 2), (1, 1), (2, 2), (3, 3)]
@@ -180,6 +180,7 @@ class Scripted:
         self.outcomes: dict[str, list[TransactionOutcome]] = {}
         self.error = ""
         self.room = 100
+        self.ahead: list[Progress] = []
         self.concluded: list[Progress] = []
         self.queued: Callable[[], None] = lambda: None  # while the transaction is committed
         self.reported: Callable[[], None] = lambda: None  # while it is aborted
@@ -194,7 +195,8 @@ class Scripted:
         self.begun, self.noted = outcome is TransactionOutcome.DONE, False
         return outcome
 
-    def note(self, _progress: EncodedProgress) -> TransactionOutcome:
+    def note(self, progress: EncodedProgress) -> TransactionOutcome:
+        self.ahead.append(decode(*progress))
         outcome = self._done("note")
         self.noted = outcome is TransactionOutcome.DONE
         return outcome
@@ -281,9 +283,13 @@ def test_progress_names_each_row_with_its_sum() -> None:
     turns.turn()
     turns.add(4, 44)
     turns.turn()
-    (before,), (after,) = first.concluded, second.concluded
+    turns.add(6, 66)
+    turns.turn()
+    (before, last), (between,) = first.concluded, second.concluded
     assert (before.ids, before.sums) == ((3, 5), (33, 55))
-    assert (after.ids, after.sums) == ((3, 4, 5), (33, 44, 55)), "nothing is purged"
+    assert (between.ids, between.sums) == ((3, 4, 5), (33, 44, 55)), "nothing is purged"
+    assert (last.ids, last.sums) == ((3, 4, 5, 6), (33, 44, 55, 66))
+    assert [one.ids for one in first.ahead] == [(), (3, 5)], "what this lane has committed"
 
 
 def test_what_is_queued_does_not_wait_for_the_record_that_goes_ahead() -> None:

@@ -76,7 +76,7 @@ def test_what_is_committed_is_named_until_it_is_purged() -> None:
     """P22: a progress record is cumulative."""
     batches = queue(*records(1, 2, 3))
     batches.take(2)
-    assert [one.id for one in batches.committed()] == [1, 2]
+    assert [one.id for one in batches.committed(0)] == [1, 2]
     assert batches.leaving() == [1, 2]
     batches.take(1)
     assert batches.progress().ids == [1, 2, 3]
@@ -90,7 +90,7 @@ def test_after_an_unclear_outcome_what_progress_names_is_gone_and_the_rest_is_se
     batches = queue(*records(1, 2, 3, 4))
     batches.take(2)
     before = batches.progress().ids
-    batches.committed()
+    batches.committed(0)
     batches.take(1)
     batches.aborted(batches.progress().ids if committed else before)
     assert all_queued(batches) == ([4] if committed else [3, 4])
@@ -104,7 +104,7 @@ def test_the_oldest_is_in_the_open_transaction_or_heads_the_queue() -> None:
     assert oldest.id == 7
     batches.take(1)
     assert batches.oldest() is oldest
-    batches.committed()
+    batches.committed(0)
     following = batches.oldest()
     assert following is not None
     assert following.id == 8
@@ -117,7 +117,7 @@ def test_the_oldest_is_in_the_open_transaction_or_heads_the_queue() -> None:
 def test_no_transaction_begins_whose_progress_would_name_too_many() -> None:
     batches = queue(*records(1, 2, 3, 4), named=3)
     assert taken(batches) == [1, 2, 3]
-    batches.committed()
+    batches.committed(0)
     assert not is_ready(batches)
     assert taken(batches) == []
     batches.settle([2])
@@ -146,11 +146,11 @@ def test_a_record_that_timed_out_before_goes_alone() -> None:
     batches = queue(entry(1), late, entry(3))
     assert taken(batches) == [1]
     assert alone(batches) is None
-    batches.committed()
+    batches.committed(0)
     assert taken(batches) == [2]
     assert alone(batches) is late
     assert taken(batches) == []
-    batches.committed()
+    batches.committed(0)
     assert (taken(batches), alone(batches)) == ([3], None)
 
 
@@ -184,7 +184,7 @@ def test_suspects_go_by_halves() -> None:
     assert taken(batches) == [1, 2, 3]
     assert refuse(batches, six[:3]) is None
     assert taken(batches) == [1]
-    batches.committed()
+    batches.committed(0)
     assert taken(batches) == [2]
     assert refuse(batches, [six[1]]) is six[1]
 
@@ -207,9 +207,9 @@ def test_few_others_go_with_suspects_while_one_is_searched_for() -> None:
     batches.take(LIMIT)
     refuse(batches, suspects)
     assert taken(batches) == [1, 2, 3]
-    batches.committed()
+    batches.committed(0)
     assert taken(batches) == [4, 5, 6]
-    batches.committed()
+    batches.committed(0)
     assert taken(batches) == [7, 8, 9]
     assert refuse(batches, batches._open) is None
     assert taken(batches) == [7]
@@ -223,7 +223,7 @@ def test_suspects_among_others_go_with_as_many_as_failed_together_may() -> None:
     batches.take(8)
     refuse(batches, eight[1::2])
     assert taken(batches) == [1, 2]
-    batches.committed()
+    batches.committed(0)
     assert taken(batches) == [3, 4]
 
 
@@ -239,7 +239,7 @@ def test_a_culprit_is_found_by_few_aborts(at: int) -> None:
             aborts += 1
             culprit = refuse(batches, batch)
         else:
-            batches.committed()
+            batches.committed(0)
     assert culprit is sixty_four[at]
     assert aborts <= ceil(log2(64)) + 1
 
@@ -258,7 +258,7 @@ def test_those_who_were_suspected_in_vain_are_not_sent_one_by_one(at: int) -> No
             if culprit is not None:
                 batches.remove(culprit)
         else:
-            batches.committed()
+            batches.committed(0)
     assert transactions <= 4 * log2(64)
 
 
@@ -322,7 +322,7 @@ def test_progress_names_rows_as_they_were_read() -> None:
         record = KafkaRecord(number, None, "t", b"", [], -1, 1_000 + number, 800 + number)
         batches.offer(QueuedRecord(number, None, record, 0.0, 70 + number))
     batches.take(1)
-    batches.committed()
-    assert batches.unpurged() == RowVersions([2], [802], [1_002], [72])
+    batches.committed(0)
+    assert batches.unpurged(0) == RowVersions([2], [802], [1_002], [72])
     batches.take(1)
     assert batches.progress() == RowVersions([1, 2], [801, 802], [1_001, 1_002], [71, 72])

@@ -30,7 +30,8 @@ class Known:
 class BatchesMachine(RuleBasedStateMachine):
     """Every rule does the same to both. What a shard gives back comes again, in order, ahead of anything newer.
 
-    `log` is what readers of committed records see; `named` what the lane's last progress record names.
+    `log` is what readers of committed records see; `named` what each lane's last progress record names. The lanes take
+    turns.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,9 @@ class BatchesMachine(RuleBasedStateMachine):
         self.leaving: dict[int, bytes | None] = {}
         self.held: list[Known] = []  # behind records that go to quarantine
         self.log: list[Known] = []
-        self.named: list[int] = []
+        self.named: list[list[int]] = [[], []]
+        self.lane = 0
+        self.lane_of: dict[int, int] = {}
         self.given_back: list[tuple[int, bytes | None]] = []
         self.refusing: dict[int, bytes] = {}
         self.given_up: set[int] = set()
@@ -113,9 +116,11 @@ class BatchesMachine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         named = [*self.batches.progress().ids]
-        assert [entry.id for entry in self.batches.committed()] == [record.id for record in self.open]
+        assert [entry.id for entry in self.batches.committed(self.lane)] == [record.id for record in self.open]
         self._publish(named)
         self.unpurged += [record.id for record in self.open]
+        self.lane_of |= {record.id: self.lane for record in self.open}
+        self.lane = 1 - self.lane
         if not self.is_searching and any(record.suspect for record in self.open):
             self.at_once *= 2
         self._end()
@@ -129,20 +134,21 @@ class BatchesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open or self.unpurged)
     @rule(was_committed=st.booleans())
     def recover(self, was_committed: bool) -> None:
-        """Nobody knew what became of the transaction; the lane's progress, which is purged, tells."""
+        """Nobody knew what became of the transaction; the lanes' progress, which is purged, tells."""
         if was_committed and self.open:
             self._publish([*self.batches.progress().ids])
             self.open.clear()
-        self.batches.aborted(self.named)
-        self.unpurged = [record_id for record_id in self.unpurged if record_id not in self.named]
-        self.named = []
+        found = [record_id for named in self.named for record_id in named]
+        self.batches.aborted(found)
+        self.unpurged = [record_id for record_id in self.unpurged if record_id not in found]
+        self.named = [[], []]
         self._put_back()
         assert not self.unpurged
 
     def _publish(self, named: list[int]) -> None:
         """The transaction commits, its progress record with it."""
         self.log += self.open
-        self.named = named
+        self.named[self.lane] = named
 
     def _put_back(self) -> None:
         self.queue[:0] = self.open
@@ -244,6 +250,8 @@ class BatchesMachine(RuleBasedStateMachine):
         assert batches.queued == len(self.queue) + len(self.held)
         assert batches.in_flight == len(self.open) + len(self.unpurged) + len(self.leaving)
         assert batches.leaving() == sorted([*self.unpurged, *self.leaving])
+        of_lane = [record_id for record_id in self.unpurged if self.lane_of[record_id] == self.lane]
+        assert batches.unpurged(self.lane).ids == sorted(of_lane)
         assert batches.progress().ids == sorted([*self.unpurged, *(record.id for record in self.open)])
         assert batches.oldest() is (first.entry if first is not None else None)
         assert batches.alone is (self.open[0].entry if self.open and self.open[0].alone else None)
@@ -267,7 +275,7 @@ class BatchesMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         """What was committed and is not named was purged; everything else is somewhere, once."""
-        assert set(self.unpurged) <= set(self.named)
+        assert set(self.unpurged) <= set(self.named[0]) | set(self.named[1])
         here = [
             *(record.id for record in self.queue + self.held + self.open),
             *(record_id for record_id, _ in self.given_back),
@@ -302,7 +310,7 @@ def test_every_record_at_fault_is_found_by_few_aborts_and_nobody_else(
         assert taken
         first = next((at for at, entry in enumerate(taken) if entry in at_fault), None)
         if first is None:
-            committed += batches.committed()
+            committed += batches.committed(0)
             continue
         aborts += 1
         begin = first - first % batch
