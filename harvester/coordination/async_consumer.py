@@ -305,7 +305,7 @@ async def _finished(future: Future[T]) -> T:
 
 class _Run:
     """One run: gives records to a coroutine function, `workers` at once, or lists of up to `most`. See
-    `handling.Run`.
+    `handling.ConsumerRun`.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ from harvester.coordination.core.partition_buffer import NOTHING, Health, Record
 from harvester.coordination.dead_letters import ensure_dead_letter_topic
 from harvester.coordination.events import Event, EventHandler, Paused, Resumed
 from harvester.coordination.fetcher import Fetcher
-from harvester.coordination.handling import Handling, Run
+from harvester.coordination.handling import ConsumerRun, Handling
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
@@ -465,10 +465,10 @@ class CoordinatedConsumer:
                 if buffer is not None:
                     buffer.finish(*processed)
 
-    def _run(self, handler: Callable[[Any], object], single: Callable[[Any], object], workers: int) -> Run:
+    def _run(self, handler: Callable[[Any], object], single: Callable[[Any], object], workers: int) -> ConsumerRun:
         if self._claim_checks is not None:  # within each attempt, so that on_error decides what follows a failure
             handler, single = self._claim_checks.resolving(handler), self._claim_checks.resolving(single)
-        return Run(
+        return ConsumerRun(
             self._handling, handler, single,
             workers=workers, commit=self.commit, announce=self._announce, is_stopping=lambda: self._stopping,
         )  # fmt: skip

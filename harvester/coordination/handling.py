@@ -19,7 +19,7 @@ from typing import Any
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
-from harvester.coordination.core.record_queues import QueuedRecord, RecordQueues, Verdict
+from harvester.coordination.core.record_queues import FailureAction, PendingRecord, RecordQueues
 from harvester.coordination.dead_letters import DeadLetterWriter, dead_letter
 from harvester.coordination.events import GivenUp
 from harvester.coordination.session import Session
@@ -34,7 +34,7 @@ _TIDY_S = 0.02
 AHEAD = 2  # ready records per worker
 
 Claim = PartitionBuffer | None  # the claim of a record; None: it had ended before the record was queued
-Queued = QueuedRecord[Claim]
+Queued = PendingRecord[Claim]
 
 
 class Handling:
@@ -135,27 +135,27 @@ class Handling:
     def fail(self, queued: Queued, error: BaseException) -> None:
         """The handler raised; waits until a dead letter has been written."""
         record, attempts = queued.record, queued.attempts + 1
-        verdict = self._judge(error, attempts)
-        if verdict in (Verdict.DEAD_LETTER, Verdict.SKIP) and self._is_of_another(queued.claim):
-            verdict = Verdict.RETRY
+        action = self._judge(error, attempts)
+        if action in (FailureAction.DEAD_LETTER, FailureAction.SKIP) and self._is_of_another(queued.claim):
+            action = FailureAction.RETRY
         where = f"{record.topic()}[{record.partition()}]@{record.offset()}"
-        if verdict is not Verdict.STOP:  # whose error is raised
+        if action is not FailureAction.STOP:  # whose error is raised
             trace = error if attempts == 1 else None
-            _LOGGER.warning("try %d of %s failed with %r: %s", attempts, where, error, verdict.value, exc_info=trace)
-        if verdict is Verdict.DEAD_LETTER:
-            verdict, error = self._send(record, error, attempts)
+            _LOGGER.warning("try %d of %s failed with %r: %s", attempts, where, error, action.value, exc_info=trace)
+        if action is FailureAction.DEAD_LETTER:
+            action, error = self._send(record, error, attempts)
         with self.changed:
             self.failures += 1
-            match verdict:
-                case Verdict.RETRY:
+            match action:
+                case FailureAction.RETRY:
                     self.retries += 1
                     self.queues.retry(queued, clock_s() + self.policy.wait_s(attempts))
-                case Verdict.STOP:
+                case FailureAction.STOP:
                     self.end(error)
                 case _:
                     self.given_up += 1
-                    self.dead_letters += verdict is Verdict.DEAD_LETTER
-                    self.finish(queued, GivenUp(record, error, attempts, verdict is Verdict.DEAD_LETTER))
+                    self.dead_letters += action is FailureAction.DEAD_LETTER
+                    self.finish(queued, GivenUp(record, error, attempts, action is FailureAction.DEAD_LETTER))
 
     def fail_at_once(self, record: Any, error: BaseException) -> None:
         """The handler raised on a record that was not queued, with none of its lane queued."""
@@ -164,7 +164,7 @@ class Handling:
     def fail_offered(self, offered: Any, error: BaseException) -> None:
         """Like `fail_at_once`. A list is retried record by record, so that one of them does not affect the others."""
         records = as_records(offered)
-        again = len(records) > 1 and not self.at_most_once and self.policy.judge(1) is not Verdict.STOP
+        again = len(records) > 1 and not self.at_most_once and self.policy.judge(1) is not FailureAction.STOP
         for record in records:
             if self.error is None:
                 if again:
@@ -214,12 +214,14 @@ class Handling:
                 and not self._is_paused(claim.place)
             )
 
-    def _judge(self, error: BaseException, attempts: int) -> Verdict:
+    def _judge(self, error: BaseException, attempts: int) -> FailureAction:
         """What the inbox refuses is no fault of the record: it may come in the wrong order, or belong to another by
         now.
         """
         if isinstance(error, InboxError) and self.policy.on_error != "stop":
-            return Verdict.RETRY if isinstance(error, InboxFenced) and not self.at_most_once else Verdict.STOP
+            return (
+                FailureAction.RETRY if isinstance(error, InboxFenced) and not self.at_most_once else FailureAction.STOP
+            )
         return self.policy.judge(attempts)
 
     def _is_of_another(self, claim: Claim) -> bool:
@@ -229,7 +231,7 @@ class Handling:
     def _is_current(self, claim: PartitionBuffer) -> bool:
         return self._session.buffer.get(claim.place) is claim
 
-    def _send(self, record: Any, error: BaseException, attempts: int) -> tuple[Verdict, BaseException]:
+    def _send(self, record: Any, error: BaseException, attempts: int) -> tuple[FailureAction, BaseException]:
         assert self._writer is not None
         letter = dead_letter(
             record, group=self._settings.group, client=self._client_id, error=error, attempts=attempts,
@@ -240,11 +242,11 @@ class Handling:
         except BrokerError as problem:
             passes = isinstance(problem, BrokerUnavailable) and not self.at_most_once
             _LOGGER.warning("%s could not be written as a dead letter yet: %s", letter.place, problem)
-            return Verdict.RETRY if passes else Verdict.STOP, problem
-        return Verdict.DEAD_LETTER, error
+            return FailureAction.RETRY if passes else FailureAction.STOP, problem
+        return FailureAction.DEAD_LETTER, error
 
 
-class Run:
+class ConsumerRun:
     """One run of a consumer, in its thread: from its records to its commits.
 
     `handler` receives what is offered, a record or a list; `single` a record that was queued.

@@ -23,7 +23,7 @@ from harvester.coordination.core.claim import (
     NotSent,
     PartitionDrained,
     PositionFound,
-    Process,
+    ProcessBatch,
     Progressed,
     StopHandingOut,
 )
@@ -254,7 +254,7 @@ class Session:
                     self._change(place, buffer, Claimed(place.topic, place.partition, token))
                 case Missed():
                     self._counts["missed"] += 1
-                case Process(place, generation):
+                case ProcessBatch(place, generation):
                     self._own(place, generation)
                 case StopHandingOut(place, generation, reason, lost):
                     self._stop(place, generation, reason, lost=lost)

@@ -21,7 +21,7 @@ from harvester.pipeline.audit import proof
 from harvester.pipeline.audit.job import AuditSettings
 from harvester.pipeline.audit.proof import verdict_of
 from harvester.pipeline.audit.report import AuditReport, FindingGroup
-from harvester.pipeline.audit.schemas import FindingKind, Severity, Verdict
+from harvester.pipeline.audit.schemas import AuditVerdict, FindingKind, Severity
 from harvester.pipeline.audit.sums import NOTHING, BucketSums, unequal, with_contents
 from harvester.pipeline.errors import InputMissing
 from harvester.pipeline.formats import open_store
@@ -133,7 +133,7 @@ def test_each_planted_defect_is_found_in_what_is_new(
         stored = replace(one, value=large) if one.id == 6000 else one
         book.archive([stored], {"trace": "é", "empty": ""} if one.id in book.more else None)
     report, [first] = book.prove()
-    assert (report.found, first.verdict, first.unequal) == ((), Verdict.EQUAL, 0)
+    assert (report.found, first.verdict, first.unequal) == ((), AuditVerdict.EQUAL, 0)
     assert (first.from_id, first.to_id, first.records, first.with_contents) == (1000, 20_000, 19, 19)
     assert (first.buckets, report.figures["ids"], report.figures["delivered"]) == (5, 19, 19)
     assert book.prove()[1] == ()
@@ -197,11 +197,11 @@ def test_each_planted_defect_is_found_in_what_is_new(
 
 def test_what_differs_for_no_reason_is_suspect() -> None:
     found = {one: (FindingGroup(FindingKind.LOST, one, 1, ()),) for one in Severity}
-    assert verdict_of(0, 0, ()) is Verdict.EQUAL
-    assert verdict_of(1, 0, ()) is verdict_of(1, 1, found[Severity.SUSPECT]) is Verdict.SUSPECT
-    assert verdict_of(1, 1, ()) is verdict_of(1, 0, found[Severity.ACCEPTED]) is Verdict.EXPLAINED
+    assert verdict_of(0, 0, ()) is AuditVerdict.EQUAL
+    assert verdict_of(1, 0, ()) is verdict_of(1, 1, found[Severity.SUSPECT]) is AuditVerdict.SUSPECT
+    assert verdict_of(1, 1, ()) is verdict_of(1, 0, found[Severity.ACCEPTED]) is AuditVerdict.EXPLAINED
     both = (*found[Severity.SUSPECT], *found[Severity.VIOLATION])
-    assert verdict_of(1, 0, both) is Verdict.BROKEN
+    assert verdict_of(1, 0, both) is AuditVerdict.BROKEN
 
 
 def test_buckets_are_equal_only_if_records_and_both_sums_are() -> None:

@@ -18,7 +18,7 @@ from harvester.pipeline import source
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.formats import DeltaStore
 from harvester.pipeline.lake.erase import erase
-from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, followed, resolve
+from harvester.pipeline.lake.recovery import LakeProgress, LogBounds, Loss, Recovery, followed, resolve
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.store import ErasedTable, TableStore
 from harvester.pipeline.streaming import Manifest, TopicLog
@@ -58,31 +58,31 @@ LATEST = {("a", 0): 15, ("a", 1): 25, ("b", 0): 9}
 def test_where_a_lake_goes_on_and_what_it_has_lost(
     earliest: dict[Any, int], latest: dict[Any, int], start: dict[Any, int], lost: list[Loss]
 ) -> None:
-    log = Log({**EARLIEST, **earliest}, {**LATEST, **latest})
-    plan, found, unread = resolve(Progress(7, BEGUN), log, ("a", "b", "new"))
+    log = LogBounds({**EARLIEST, **earliest}, {**LATEST, **latest})
+    plan, found, unread = resolve(LakeProgress(7, BEGUN), log, ("a", "b", "new"))
     assert (plan.number, plan.start, plan.ends) == (7, {**BEGUN, **start}, None)
     assert (found, unread) == (lost, [])
 
 
 def test_what_is_unread_of_a_retired_topic_and_of_one_that_is_gone() -> None:
     begun = {**BEGUN, ("gone", 0): 3}
-    plan, lost, unread = resolve(Progress(7, begun), Log(EARLIEST, LATEST), ("a",))
+    plan, lost, unread = resolve(LakeProgress(7, begun), LogBounds(EARLIEST, LATEST), ("a",))
     assert plan.start == {("a", 0): 10, ("a", 1): 20}
     assert (lost, unread) == ([], [Loss("b", 0, 5, 9), Loss("gone", 0, 3, None)])
-    _, _, unread = resolve(Progress(7, begun), Log(EARLIEST, {**LATEST, ("b", 0): 5}), ("a",))
+    _, _, unread = resolve(LakeProgress(7, begun), LogBounds(EARLIEST, {**LATEST, ("b", 0): 5}), ("a",))
     assert unread == [Loss("gone", 0, 3, None)]
 
 
 def test_a_batch_that_may_be_half_written_is_read_again_as_far_as_there_is_something() -> None:
     ends = {("a", 0): 14, ("a", 1): 20, ("b", 0): 8}
-    log = Log({**EARLIEST, ("a", 0): 12, ("b", 0): 9}, LATEST)
-    plan, _, _ = resolve(Progress(7, BEGUN, ends, since=6), log, ("a", "b"))
+    log = LogBounds({**EARLIEST, ("a", 0): 12, ("b", 0): 9}, LATEST)
+    plan, _, _ = resolve(LakeProgress(7, BEGUN, ends, since=6), log, ("a", "b"))
     assert plan.ends == {("a", 0): 14, ("a", 1): 20, ("b", 0): 9}
     assert plan.since == 6
 
 
 def test_a_log_that_ends_before_it_was_read_may_have_any_record_that_a_table_has() -> None:
-    plan, lost, _ = resolve(Progress(7, BEGUN), Log(EARLIEST, {**LATEST, ("a", 0): 3}), ("a", "b"))
+    plan, lost, _ = resolve(LakeProgress(7, BEGUN), LogBounds(EARLIEST, {**LATEST, ("a", 0): 3}), ("a", "b"))
     assert (plan.start, lost) == ({**BEGUN, ("a", 0): 0}, [Loss("a", 0, 10, None)])
     assert (plan.ends, plan.since) == ({**BEGUN, ("a", 0): 3}, 0)
 
@@ -92,14 +92,18 @@ LOGS = followed(None, OLD, -1)
 
 
 def test_of_a_topic_that_was_made_anew_all_is_read_however_much_it_has() -> None:
-    log = Log({**EARLIEST, ("a", 1): 2, ("a", 2): 0}, {**LATEST, ("a", 2): 1}, NEW)
-    plan, lost, unread = resolve(Progress(7, BEGUN, {**BEGUN, ("a", 0): 14}, since=6, logs=LOGS), log, ("a", "b"))
+    log = LogBounds({**EARLIEST, ("a", 1): 2, ("a", 2): 0}, {**LATEST, ("a", 2): 1}, NEW)
+    plan, lost, unread = resolve(LakeProgress(7, BEGUN, {**BEGUN, ("a", 0): 14}, since=6, logs=LOGS), log, ("a", "b"))
     assert plan.start == {("a", 0): 0, ("a", 1): 2, ("a", 2): 0, ("b", 0): 5}
     assert plan.ends == plan.start, "of the new one no batch was begun"
     assert (lost, unread) == ([Loss("a", 0, 10, None), Loss("a", 1, 20, None)], [])
-    _, lost, unread = resolve(Progress(7, BEGUN, logs=LOGS), Log(EARLIEST, {**LATEST, ("a", 1): 0}, NEW), ("b",))
+    _, lost, unread = resolve(
+        LakeProgress(7, BEGUN, logs=LOGS), LogBounds(EARLIEST, {**LATEST, ("a", 1): 0}, NEW), ("b",)
+    )
     assert (lost, unread) == ([], [Loss("a", 0, 10, None), Loss("a", 0, 0, 15), Loss("a", 1, 20, None)])
-    assert not resolve(Progress(7, BEGUN, logs=LOGS), Log(EARLIEST, LATEST), ("a", "b"))[1], "brokers without ids"
+    assert not resolve(LakeProgress(7, BEGUN, logs=LOGS), LogBounds(EARLIEST, LATEST), ("a", "b"))[1], (
+        "brokers without ids"
+    )
 
 
 def test_since_which_batch_the_rows_of_a_topic_are_of_the_one_there_is() -> None:
@@ -115,17 +119,17 @@ def test_since_which_batch_the_rows_of_a_topic_are_of_the_one_there_is() -> None
 
 
 def test_of_a_topic_that_returns_all_is_read_that_a_table_may_have() -> None:
-    log = Log({**EARLIEST, ("old", 0): 2}, {**LATEST, ("old", 0): 4}, {"a": "a", "old": "new"})
-    plan, lost, _ = resolve(Progress(7, BEGUN), log, ("a", "b", "old"), {"old"})
+    log = LogBounds({**EARLIEST, ("old", 0): 2}, {**LATEST, ("old", 0): 4}, {"a": "a", "old": "new"})
+    plan, lost, _ = resolve(LakeProgress(7, BEGUN), log, ("a", "b", "old"), {"old"})
     assert (plan.start["old", 0], plan.ends, plan.since, lost) == (2, {**BEGUN, ("old", 0): 4}, 0, [])
     logs = {"old": TopicLog("old", 0)}
-    plan, lost, _ = resolve(Progress(7, BEGUN, logs=logs), log, ("a", "b", "old"), {"old"})
+    plan, lost, _ = resolve(LakeProgress(7, BEGUN, logs=logs), log, ("a", "b", "old"), {"old"})
     assert (plan.start["old", 0], plan.ends, plan.since, lost) == (2, None, None, []), "it is another one"
 
 
 def test_of_partitions_that_tables_have_nothing_of_nothing_is_known_to_be_lost() -> None:
-    log = Log({**EARLIEST, ("a", 2): 3}, {**LATEST, ("a", 2): 4})
-    plan, lost, _ = resolve(Progress(7, BEGUN, is_complete=False), log, ("a", "b"))
+    log = LogBounds({**EARLIEST, ("a", 2): 3}, {**LATEST, ("a", 2): 4})
+    plan, lost, _ = resolve(LakeProgress(7, BEGUN, is_complete=False), log, ("a", "b"))
     assert (plan.start["a", 2], lost) == (3, [])
 
 

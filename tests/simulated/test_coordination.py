@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harvester.coordination import log as coordination_log
 from harvester.coordination.core import claim as claims
 from harvester.coordination.core import world as worlds
-from harvester.coordination.core.claim import ClaimedBatch, ClaimState, ClaimTiming, Process, ReleaseClaim
+from harvester.coordination.core.claim import ClaimedBatch, ClaimState, ClaimTiming, ProcessBatch, ReleaseClaim
 from harvester.coordination.core.messages import (
     ClaimingPartition,
     Client,
@@ -286,7 +286,7 @@ def _processed_when_proposed(patch: Patch) -> None:
     def hasty(state: ClaimState, batch: ClaimedBatch, now: float, pace: ClaimTiming) -> claims.Next:
         state, commands = claims._append(state, claims._heartbeat(state, batch.last_offset, pace), now, pace)
         state = state._replace(batch=None, last_offset=batch.last_offset)
-        return state, (*commands, Process(state.place, state.generation, batch.last_offset))
+        return state, (*commands, ProcessBatch(state.place, state.generation, batch.last_offset))
 
     patch.setattr(claims, "_commit", hasty)
 
@@ -298,7 +298,7 @@ def _a_sent_heartbeat_suffices(patch: Patch) -> None:
         batch = state.batch
         if batch is None or number != batch.number:
             return state, ()
-        return state._replace(batch=None), (Process(state.place, state.generation, batch.last_offset),)
+        return state._replace(batch=None), (ProcessBatch(state.place, state.generation, batch.last_offset),)
 
     patch.setattr(claims, "_not_sent", trusting)
 

@@ -23,7 +23,7 @@ from harvester.coordination.core.claim import (
     NotSent,
     PartitionDrained,
     PositionFound,
-    Process,
+    ProcessBatch,
     Progressed,
     StopHandingOut,
 )
@@ -305,7 +305,7 @@ class Sim:
                     self._judge_begin(place, generation, last_offset)
                     begin = 0 if last_offset is None else last_offset + 1
                     actor.tenures[place] = Tenure(generation, begin, PartitionProgress(last_offset))
-                case Process(place, generation, last_offset):
+                case ProcessBatch(place, generation, last_offset):
                     batch = actor.batches.pop((place, generation, last_offset))
                     if place not in actor.draining:
                         actor.to_process.extend((place, generation, offset) for offset in batch)

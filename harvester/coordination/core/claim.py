@@ -22,7 +22,7 @@ that was in hand, and nothing before it.
 
 *At most once* (P27), a batch of records up to L is not touched before its fate is in the log:
 
-    fetched ──ClaimingMessages L──▶ read back: accepted ──Heartbeat L──▶ read back: accepted ──▶ Process
+    fetched ──ClaimingMessages L──▶ read back: accepted ──Heartbeat L──▶ read back: accepted ──▶ ProcessBatch
 
 Whoever wins the claim afterwards begins after L. A send whose outcome is unknown is repeated; only what is read back
 counts. Other heartbeats wait in the meantime: they would end the message claim.
@@ -174,7 +174,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessBatch:
     """At most once: the batch up to this offset is permanently ours."""
 
     place: GroupPartition
@@ -197,7 +197,7 @@ class Missed:
     place: GroupPartition
 
 
-Command = Append | LookBack | Begin | Process | StopHandingOut | Missed
+Command = Append | LookBack | Begin | ProcessBatch | StopHandingOut | Missed
 
 
 class ClaimPhase(Enum):
@@ -437,7 +437,7 @@ def _advance_batch(state: ClaimState, message: Message, now: float, pace: ClaimT
                 return _commit(state, batch, now, pace)
         case Heartbeat() if batch is not None and batch.step is BatchStep.COMMITTED:
             if message.last_offset == batch.last_offset:
-                process = Process(state.place, state.generation, batch.last_offset)
+                process = ProcessBatch(state.place, state.generation, batch.last_offset)
                 return state._replace(batch=None, last_offset=batch.last_offset), (process,)
     return state, ()
 

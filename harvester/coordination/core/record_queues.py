@@ -31,7 +31,7 @@ RecordOrder = Literal["key", "partition", "none"]
 C = TypeVar("C", bound=Hashable)
 
 
-class Verdict(Enum):
+class FailureAction(Enum):
     """What to do with a record on which its handler raised."""
 
     RETRY = "it is tried again"
@@ -49,11 +49,13 @@ class FailurePolicy:
     backoff_s: float
     longest_backoff_s: float
 
-    def judge(self, attempts: int) -> Verdict:
+    def judge(self, attempts: int) -> FailureAction:
         """The verdict after this many tries."""
         if self.attempts is None or attempts < self.attempts:
-            return Verdict.RETRY
-        return {"dead-letter": Verdict.DEAD_LETTER, "skip": Verdict.SKIP}.get(self.on_error, Verdict.STOP)
+            return FailureAction.RETRY
+        return {"dead-letter": FailureAction.DEAD_LETTER, "skip": FailureAction.SKIP}.get(
+            self.on_error, FailureAction.STOP
+        )
 
     def wait_s(self, attempts: int) -> float:
         """The delay until the next try: doubles each time."""
@@ -61,7 +63,7 @@ class FailurePolicy:
 
 
 @dataclass(slots=True, eq=False)
-class QueuedRecord(Generic[C]):
+class PendingRecord(Generic[C]):
     """A record on its way to the handler: `number` is its order of arrival; `attempts` counts failed tries."""
 
     claim: C
@@ -76,18 +78,18 @@ class RecordQueues(Generic[C]):
     """The records of all claims of a consumer that were handed out and are not settled."""
 
     def __init__(self) -> None:
-        self._lanes: dict[Hashable, deque[QueuedRecord[C]]] = {}
+        self._lanes: dict[Hashable, deque[PendingRecord[C]]] = {}
         self._count = 0
-        self._ready: list[tuple[int, QueuedRecord[C]]] = []  # a heap of lane heads
+        self._ready: list[tuple[int, PendingRecord[C]]] = []  # a heap of lane heads
         self._barred = 0  # how many of them, as of the last `take`
-        self._parked: list[tuple[float, int, QueuedRecord[C]]] = []  # a heap of lane heads that wait for a time
-        self.in_hand: set[QueuedRecord[C]] = set()
+        self._parked: list[tuple[float, int, PendingRecord[C]]] = []  # a heap of lane heads that wait for a time
+        self.in_hand: set[PendingRecord[C]] = set()
 
-    def add(self, claim: C, lane: Hashable, record: Any, *, in_hand: bool = False) -> QueuedRecord[C]:
+    def add(self, claim: C, lane: Hashable, record: Any, *, in_hand: bool = False) -> PendingRecord[C]:
         """A record was handed out, behind all others of its lane; `in_hand`: it is being handled, and there are no
         others.
         """
-        queued = QueuedRecord(claim, lane, record, self._next_number())
+        queued = PendingRecord(claim, lane, record, self._next_number())
         others = self._lanes.setdefault(lane, deque())
         others.append(queued)
         if in_hand:
@@ -96,7 +98,7 @@ class RecordQueues(Generic[C]):
             heapq.heappush(self._ready, (queued.number, queued))
         return queued
 
-    def take(self, now: float, may_handle: Callable[[C], bool]) -> QueuedRecord[C] | None:
+    def take(self, now: float, may_handle: Callable[[C], bool]) -> PendingRecord[C] | None:
         """The next record to handle: it is in hand until `settle` or `retry`. None if there is none now."""
         self._wake(now)
         passed = []
@@ -112,14 +114,14 @@ class RecordQueues(Generic[C]):
         self._barred = len(passed)
         return found
 
-    def settle(self, queued: QueuedRecord[C]) -> None:
+    def settle(self, queued: PendingRecord[C]) -> None:
         """The handler is done with the record, or it has been given up: the next of its lane follows."""
         self.in_hand.remove(queued)
         lane = self._lanes[queued.lane]
         lane.popleft()
         self._advance(queued.lane)
 
-    def retry(self, queued: QueuedRecord[C], at: float) -> None:
+    def retry(self, queued: PendingRecord[C], at: float) -> None:
         """Try the record again at that time, and nothing of its lane before."""
         self.in_hand.remove(queued)
         queued.attempts += 1

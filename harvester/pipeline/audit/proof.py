@@ -35,7 +35,7 @@ from harvester.pipeline.audit.job import (
     write,
 )
 from harvester.pipeline.audit.report import AuditReport, FindingGroup
-from harvester.pipeline.audit.schemas import AUDITS_TABLE, FINDINGS_TABLE, PROOFS_TABLE, Severity, Verdict
+from harvester.pipeline.audit.schemas import AUDITS_TABLE, FINDINGS_TABLE, PROOFS_TABLE, AuditVerdict, Severity
 from harvester.pipeline.audit.sums import IdRange
 from harvester.pipeline.errors import InputMissing
 from harvester.pipeline.formats import open_store
@@ -57,21 +57,21 @@ class Proof:
     unequal: int
     records: int
     with_contents: int
-    verdict: Verdict
+    verdict: AuditVerdict
     proved_at: datetime
 
 
-def verdict_of(unequal: int, beyond: int, found: tuple[FindingGroup, ...]) -> Verdict:
+def verdict_of(unequal: int, beyond: int, found: tuple[FindingGroup, ...]) -> AuditVerdict:
     """The verdict on a range with so many unequal buckets, in which this was found, and so much was not judged.
 
     Buckets that differ although none of their records does are suspect: the archive may list a record twice.
     """
     severities = {one.severity for one in found}
     if Severity.VIOLATION in severities:
-        return Verdict.BROKEN
+        return AuditVerdict.BROKEN
     if Severity.SUSPECT in severities or (unequal and not found and not beyond):
-        return Verdict.SUSPECT
-    return Verdict.EXPLAINED if unequal else Verdict.EQUAL
+        return AuditVerdict.SUSPECT
+    return AuditVerdict.EXPLAINED if unequal else AuditVerdict.EQUAL
 
 
 def run(

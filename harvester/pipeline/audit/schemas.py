@@ -36,7 +36,7 @@ class Severity(StrEnum):
     ACCEPTED = "accepted"
 
 
-class Verdict(StrEnum):
+class AuditVerdict(StrEnum):
     """What a comparison of silver with the archive says; each word is worse than the one before."""
 
     EQUAL = "equal"

@@ -28,7 +28,7 @@ from harvester.pipeline import schemas, streaming, tables
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.cuts import CutState
 from harvester.pipeline.lake.ids import StoredIds
-from harvester.pipeline.lake.silver import Values
+from harvester.pipeline.lake.silver import TopicValues
 from harvester.pipeline.schemas import BAD_PAYLOAD
 from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
@@ -86,7 +86,7 @@ class LakeBatch:
     checkpoint: str
     owner: str
     header: str
-    payloads: Mapping[str, Values]
+    payloads: Mapping[str, TopicValues]
     hit: Callable[[str], None] = lambda _: None
     done: Callable[[BatchCounts], None] = lambda _: None
     require_same: Callable[[bool], Mapping[Place, int]] = lambda _: {}

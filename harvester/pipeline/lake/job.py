@@ -27,7 +27,7 @@ from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import recovery, typed
 from harvester.pipeline.lake.batch import BatchCounts, LakeBatch
 from harvester.pipeline.lake.recovery import Recovery
-from harvester.pipeline.lake.silver import JsonValues, Values, payload_table
+from harvester.pipeline.lake.silver import JsonValues, TopicValues, payload_table
 from harvester.pipeline.lake.typed import TypedValues
 from harvester.pipeline.lake.upkeep import Upkeep, fill_in
 from harvester.pipeline.origin_columns import bronze_columns, fastest_reader
@@ -219,9 +219,9 @@ def _columns(store: TableStore, settings: LakeSettings) -> tuple[dict[str, str],
 
 def _values(
     store: TableStore, settings: LakeSettings, where: str, stored: Mapping[str, StructType], alone: Lock
-) -> dict[str, Values]:
+) -> dict[str, TopicValues]:
     """How the values of each of these topics become the columns that are stored."""
-    found: dict[str, Values] = {topic: JsonValues(topic, stored[topic]) for topic in settings.payloads}
+    found: dict[str, TopicValues] = {topic: JsonValues(topic, stored[topic]) for topic in settings.payloads}
     if settings.registry is not None:
         written = typed.Schemas(store.spark, where, settings.registry)
         for topic, payload in settings.typed.items():

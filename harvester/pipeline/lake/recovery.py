@@ -40,7 +40,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LakeProgress:
     """The progress of a lake: after batch `number`, at `begun`.
 
     `ends`: if that batch may be half written, how far it may have got; then batches from `since` on have rows of
@@ -72,7 +72,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogBounds:
     """The beginnings and ends of all existing partitions. A topic without any does not exist.
 
     `ids`: Kafka's ids of the topics.
@@ -89,7 +89,7 @@ def made_anew(logs: Mapping[str, TopicLog], ids: Mapping[str, str]) -> set[str]:
 
 
 def resolve(
-    progress: Progress, log: Log, topics: Collection[str], returning: Collection[str] = ()
+    progress: LakeProgress, log: LogBounds, topics: Collection[str], returning: Collection[str] = ()
 ) -> tuple[Plan, list[Loss], list[Loss]]:
     """The plan, the records of `topics` that were removed before they were read, and the unread records of others.
 
@@ -165,7 +165,7 @@ def claim(
     spark = store.spark
     owner = store.properties("silver").get(tables.OWNER) if store.exists("silver") else None
     stored, used, broken = _examined(store, where, owner)
-    progress: Progress | None = None
+    progress: LakeProgress | None = None
     if chosen.adopt:
         _require_lost(spark, where, stored, owner, broken)
         progress, stored = _of_tables(store, wanted)
@@ -304,7 +304,7 @@ def _is_empty(store: TableStore, name: str) -> bool:
     return not store.exists(name) or store.table(name).isEmpty()
 
 
-def _of_checkpoint(spark: SparkSession, where: str) -> Progress | None:
+def _of_checkpoint(spark: SparkSession, where: str) -> LakeProgress | None:
     """The progress that a checkpoint records; None if no batch was begun. Raises CheckpointMismatch if unreadable."""
     number = streaming.last_begun(spark, where)
     if number is None:
@@ -312,14 +312,14 @@ def _of_checkpoint(spark: SparkSession, where: str) -> Progress | None:
     ends = _planned(spark, where, number)
     is_committed = str(number) in tables.listing(spark, f"{where}/commits")
     if is_committed or tables.read_text(spark, ids_file(where, number)):
-        return Progress(number, ends, is_committed=is_committed)
+        return LakeProgress(number, ends, is_committed=is_committed)
     again = done_again(tables.read_text(spark, ids_file(where, number - 1)))
     since = number if again is None else again
     if number:
-        return Progress(number, _planned(spark, where, number - 1), ends, since)
+        return LakeProgress(number, _planned(spark, where, number - 1), ends, since)
     # Spark's Kafka source has recorded where the very first batch begins.
     _, _, first = (tables.read_text(spark, f"{where}/sources/0/0") or "").partition("\n")
-    return Progress(number, streaming.places(first) if first else {}, ends, since)
+    return LakeProgress(number, streaming.places(first) if first else {}, ends, since)
 
 
 def _planned(spark: SparkSession, where: str, number: int) -> Mapping[Place, int]:
@@ -353,7 +353,7 @@ def _set_aside(store: TableStore, where: str, say: Callable[[str], None]) -> Non
         say("keys were erased from this lake: erase them again, because their records in Kafka may be read again")
 
 
-def _of_tables(store: TableStore, wanted: Manifest) -> tuple[Progress, Manifest]:
+def _of_tables(store: TableStore, wanted: Manifest) -> tuple[LakeProgress, Manifest]:
     """The progress that the tables record, and a manifest for them."""
     noted = store.properties("silver")
     store.prepare(schemas.TABLES, noted[tables.OWNER], noted.get(tables.HEADER))
@@ -387,7 +387,7 @@ def _of_tables(store: TableStore, wanted: Manifest) -> tuple[Progress, Manifest]
             ends[topic, partition] = end + 1
         if whole is not None:
             begun[topic, partition] = whole + 1
-    progress = Progress(int(last), begun, is_complete=False)
+    progress = LakeProgress(int(last), begun, is_complete=False)
     if since is not None:
         progress = replace(progress, ends=ends, since=int(since))
     header = noted.get(tables.HEADER, wanted.header)
@@ -408,16 +408,16 @@ def _places(store: TableStore) -> DataFrame:
     return reduce(DataFrame.unionByName, (rows.select("topic", "partition", "offset", "batch") for rows in every))
 
 
-def _log(brokers: source.TopicAdmin, topics: Iterable[str]) -> Log:
+def _log(brokers: source.TopicAdmin, topics: Iterable[str]) -> LogBounds:
     there = brokers.names()
     places = brokers.places([topic for topic in dict.fromkeys(topics) if topic in there])
-    return Log(brokers.earliest(places), brokers.latest(places), brokers.ids({topic for topic, _ in places}))
+    return LogBounds(brokers.earliest(places), brokers.latest(places), brokers.ids({topic for topic, _ in places}))
 
 
 def _resolved(
     store: TableStore,
-    progress: Progress,
-    log: Log,
+    progress: LakeProgress,
+    log: LogBounds,
     decided: Manifest,
     chosen: Recovery,
     returning: Collection[str],

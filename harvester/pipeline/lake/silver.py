@@ -277,7 +277,7 @@ def bad_payloads(bronze: DataFrame, topic: str, payload: StructType) -> DataFram
     return refused(rows, F.lit(f"not {payload.simpleString()}"))
 
 
-class Values(Protocol):
+class TopicValues(Protocol):
     """The values of a topic, which become rows of a table of their own."""
 
     @property

@@ -21,7 +21,7 @@ from harvester.pipeline import schemas, streaming, tables
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.formats import DeltaStore, open_store
 from harvester.pipeline.lake.batch import batch_name
-from harvester.pipeline.lake.silver import Values, deliveries, payload_table, unwritten
+from harvester.pipeline.lake.silver import TopicValues, deliveries, payload_table, unwritten
 from harvester.pipeline.store import TableStore
 
 # Slower to write, but these files are read again and again.
@@ -110,7 +110,7 @@ class Upkeep:
             self._store.compact(name)
 
 
-def fill_in(store: TableStore, header: str, values: Values, say: Callable[[str], None]) -> None:
+def fill_in(store: TableStore, header: str, values: TopicValues, say: Callable[[str], None]) -> None:
     """Rewrites the table of a topic's values from silver in one commit; values that do not fit go to `rejects`.
 
     Repeatable. No batch may be in progress, or half written and about to be repeated.

@@ -21,7 +21,7 @@ from harvester.coordination.core.claim import (
     NotSent,
     PartitionDrained,
     PositionFound,
-    Process,
+    ProcessBatch,
     Progressed,
     ReadBack,
     ReleaseClaim,
@@ -245,7 +245,7 @@ def test_at_most_once_step_by_step() -> None:
     assert claimer.feed(100.1, BatchWaiting(49)) == [Append(ClaimingMessages(PLACE, CLIENT, 3, 7, 8, 49))]
     assert not claimer.state.may_fetch(100.1, PACE)
     assert claimer.read(100.2, 9, ClaimVerdict.ACCEPTED) == [Append(Heartbeat(PLACE, CLIENT, 4, 7, 9, 49, 2000))]
-    assert claimer.read(100.3, 10, ClaimVerdict.ACCEPTED) == [Process(PLACE, 7, 49)]
+    assert claimer.read(100.3, 10, ClaimVerdict.ACCEPTED) == [ProcessBatch(PLACE, 7, 49)]
     assert claimer.state.last_offset == 49
     assert claimer.state.may_fetch(100.3, PACE)
 
@@ -282,7 +282,7 @@ def test_both_of_two_commits_of_a_batch_are_one() -> None:
     second = claimer.last
     said = claimer.feed(100.4, ReadBack(first, 10, ClaimVerdict.ACCEPTED, 49, True))
     said += claimer.feed(100.4, ReadBack(second, 11, ClaimVerdict.ACCEPTED, 49, True))
-    assert said == [Process(PLACE, 7, 49)]
+    assert said == [ProcessBatch(PLACE, 7, 49)]
 
 
 def test_other_heartbeats_wait_for_the_batch() -> None:
@@ -305,7 +305,7 @@ def test_a_batch_under_way_is_seen_through_before_the_release() -> None:
     assert claimer.state.batch is not None
     assert claimer.state.batch.step is BatchStep.COMMITTED
     assert claimer.feed(100.2, PartitionDrained(40)) == []
-    assert claimer.read(100.3, 10, ClaimVerdict.ACCEPTED) == [Process(PLACE, 7, 49)]
+    assert claimer.read(100.3, 10, ClaimVerdict.ACCEPTED) == [ProcessBatch(PLACE, 7, 49)]
     release = ReleasingPartition(PLACE, CLIENT, 5, 7, 10, 49)
     assert claimer.feed(100.4, PartitionDrained(49)) == [Append(release)]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.coordination.core.record_queues import FailurePolicy, QueuedRecord, RecordQueues, Verdict
+from harvester.coordination.core.record_queues import FailureAction, FailurePolicy, PendingRecord, RecordQueues
 from harvester.coordination.settings import ConsumerSettings
 from tests.support.longs import some_of
 
@@ -28,7 +28,7 @@ def queued(*records: str) -> Queues:
     return queues
 
 
-def take(queues: Queues, now: float = 0.0) -> QueuedRecord[str]:
+def take(queues: Queues, now: float = 0.0) -> PendingRecord[str]:
     taken = queues.take(now, anything)
     assert taken is not None
     return taken
@@ -125,14 +125,14 @@ def test_what_was_in_hand_when_its_claim_ended_is_not_tried_again() -> None:
 @pytest.mark.parametrize(
     ("on_error", "attempts", "verdicts"),
     [
-        ("stop", None, [Verdict.STOP]),
-        ("stop", 2, [Verdict.RETRY, Verdict.STOP]),
-        ("skip", 2, [Verdict.RETRY, Verdict.SKIP]),
-        ("dead-letter", None, [Verdict.RETRY] * 4 + [Verdict.DEAD_LETTER]),
-        ("retry", None, [Verdict.RETRY] * 6),
+        ("stop", None, [FailureAction.STOP]),
+        ("stop", 2, [FailureAction.RETRY, FailureAction.STOP]),
+        ("skip", 2, [FailureAction.RETRY, FailureAction.SKIP]),
+        ("dead-letter", None, [FailureAction.RETRY] * 4 + [FailureAction.DEAD_LETTER]),
+        ("retry", None, [FailureAction.RETRY] * 6),
     ],
 )
-def test_what_a_failure_leads_to(on_error: Any, attempts: int | None, verdicts: list[Verdict]) -> None:
+def test_what_a_failure_leads_to(on_error: Any, attempts: int | None, verdicts: list[FailureAction]) -> None:
     made = ConsumerSettings(kafka={}, group="g", topics=("t",), on_error=on_error, attempts=attempts)
     judged = [made.failure_policy.judge(number + 1) for number in range(len(verdicts))]
     assert judged == verdicts
