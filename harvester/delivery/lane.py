@@ -21,7 +21,8 @@ since the transaction began.
 
 *Progress comes last* (P46). A transaction's progress record is produced once all its records are acknowledged, so that
 progress that becomes readable names no record that is missing from its topic, however the transaction ends. The first
-record of a transaction, which makes the partition known to the coordinator, names what earlier ones committed.
+record of a transaction, which makes the partition known to the coordinator, names what earlier ones of the lane
+committed.
 
 *Opening a lane* (P19, P20, `Opener`). The term row must be ours; `init_transactions` ends what was open under the lane,
 after which a predecessor can commit nothing; the term row must still be ours, otherwise a zombie has just fenced the
