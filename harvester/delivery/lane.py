@@ -184,7 +184,7 @@ class Lane:
         return outcome
 
     def note(self, progress: EncodedProgress) -> TransactionOutcome:
-        """Send a progress record that names only earlier transactions: it makes the partition known to the
+        """Send a progress record that names only earlier transactions of the lane: it makes the partition known to the
         coordinator.
         """
         outcome = self._call(lambda: self._note(progress))

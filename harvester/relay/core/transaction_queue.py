@@ -10,7 +10,7 @@ transaction is all or nothing, and transactions follow each other, so the order 
 *Unpurged* records are committed in Kafka, and their DELETE is not known to have committed; they are named at the end of
 every transaction, and at the beginning of one on the lane that committed them (P22). After an abort the records of the
 transaction return to the head of the queue in their order, as if nothing had happened. The same applies after an
-unknown outcome, except to records that the lane's progress names.
+unknown outcome, except to records that the lanes' progress names.
 
 Failure handling. When brokers refuse a record they refuse its whole batch, including innocent records. All of them
 become *suspects*; a transaction takes at most half as many of them as failed together, until one fails alone, which is

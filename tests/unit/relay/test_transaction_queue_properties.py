@@ -127,6 +127,12 @@ class BatchesMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule()
+    def begin(self) -> None:
+        """A commit that nobody sent makes the record at the beginning of the transaction the lane's last one."""
+        self.named[self.lane] = [*self.batches.unpurged(self.lane).ids]
+
+    @precondition(lambda self: self.open)
+    @rule()
     def abort(self) -> None:
         self.batches.aborted()
         self._put_back()
