@@ -211,15 +211,14 @@ def start(
     from harvester.harvester import Harvester
     from harvester.telemetry.logging import configure, logger_for
     from harvester.telemetry.notify import Notifier
-    from harvester.telemetry.process import calm_allocator, calm_collector
+    from harvester.telemetry.process import calm_memory
     from harvester_cli.dashboard import live
 
     problems = check_clients(settings)
     if problems:
         raise ConfigurationError(problems, hint="`harvester config check` lists the same problems")
     logger = configure(settings.logging.level, name=settings.name)
-    calm_collector()
-    calm_allocator()
+    calm_memory()
     harvester = Harvester(settings, until_empty=until_empty)
     done = threading.Event()
     notifier = Notifier.from_environment()

@@ -37,7 +37,7 @@ from harvester.relay.purger import Purger
 from harvester.relay.put_away import PutAway, PutAwaySettings
 from harvester.relay.transaction_intake import TransactionIntake
 from harvester.telemetry.logging import ClientLog
-from harvester.telemetry.process import calm_allocator, calm_collector
+from harvester.telemetry.process import calm_memory
 
 if TYPE_CHECKING:
     from harvester.telemetry.tracing import Provider
@@ -115,8 +115,7 @@ def main(spec: ShardSpec, inbound: int, outbound: int, shared: Shared, superviso
         return 0  # the supervisor is dead and the elector is leaving the group
     owe(shared, spec.index, owes=True)
     widen(outbound)
-    calm_collector()
-    calm_allocator()
+    calm_memory()
     if spec.lanes is None:
         os.nice(_NICE)
     shard = Shard(spec, ShardPipe(inbound, outbound), shared, supervisor_fd)

@@ -8,30 +8,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def calm_collector() -> None:
-    """Make the cyclic garbage collector run less often: for our own processes, never for a host's.
-
-    A relay makes and drops a few objects for every record, none of them in a cycle; every 700 allocations, the
-    collector traverses live objects and finds nothing.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-
-
 _KEPT_BYTES = 4 << 20
 
 
-def calm_allocator() -> None:
-    """Make the C library reuse the memory of freed rows instead of returning it to the kernel.
+def calm_memory() -> None:
+    """Make the cyclic garbage collector run less often, and the C library reuse the memory of freed rows instead of
+    returning it to the kernel: for our own processes, never for a host's.
+
+    A relay makes and drops a few objects for every record, none of them in a cycle; every 700 allocations, the
+    collector traverses live objects and finds nothing.
 
     glibc maps each block above a threshold separately, and unmaps it when it is freed: every frame of rows would cost a
     page fault for each 4 KB. It raises the threshold when a larger block is freed, and keeps twice as much free memory
-    from then on (mallopt(3)). This block is never touched, so it takes no memory. Without effect elsewhere.
+    from then on (mallopt(3)). The block freed here is never touched, so it takes no memory. Without effect elsewhere.
     """
     bytes(_KEPT_BYTES)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def parse_stat(text: str) -> tuple[int, int] | None:

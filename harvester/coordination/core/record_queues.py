@@ -32,7 +32,7 @@ C = TypeVar("C", bound=Hashable)
 
 
 class FailureAction(Enum):
-    """What to do with a record on which its handler raised."""
+    """The fate of a record on which its handler raised."""
 
     RETRY = "it is tried again"
     DEAD_LETTER = "it goes to the dead-letter topic"
@@ -50,7 +50,7 @@ class FailurePolicy:
     longest_backoff_s: float
 
     def judge(self, attempts: int) -> FailureAction:
-        """The verdict after this many tries."""
+        """The action after this many tries."""
         if self.attempts is None or attempts < self.attempts:
             return FailureAction.RETRY
         return {"dead-letter": FailureAction.DEAD_LETTER, "skip": FailureAction.SKIP}.get(

@@ -37,7 +37,7 @@ class Severity(StrEnum):
 
 
 class AuditVerdict(StrEnum):
-    """What a comparison of silver with the archive says; each word is worse than the one before."""
+    """The result of comparing silver with the archive; each word is worse than the one before."""
 
     EQUAL = "equal"
     EXPLAINED = "explained"

@@ -108,11 +108,11 @@ class TransactionQueue:
         return sorted([*self._unpurged, *self._leaving])
 
     def progress(self) -> RowVersions:
-        """What the progress record of the open transaction names."""
+        """The unpurged records and those of the open transaction, which its progress names at the end."""
         return versions_of([*self._unpurged.values(), *self._open])
 
     def unpurged(self, lane: int) -> RowVersions:
-        """What a progress record of the lane names before its transaction has records."""
+        """The unpurged records of this lane alone, which its progress names at the beginning of a transaction."""
         return versions_of([entry for entry in self._unpurged.values() if entry.lane == lane])
 
     def oldest(self) -> QueuedRecord | None:
