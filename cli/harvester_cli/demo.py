@@ -220,15 +220,17 @@ class DemoRelay:
             )
 
     def end(self) -> None:
-        """Whatever happened, it is gone afterwards. The shards of a killed supervisor end by themselves."""
+        """Whatever happened, it is gone afterwards, and so are its shards: those of a killed supervisor end by
+        themselves, but what they still send would create a topic again that has just been deleted.
+        """
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is not None:
-                return
+                break
             self._process.send_signal(number)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S / 3)
-            except subprocess.TimeoutExpired:
-                continue
+        with suppress(ProcessLookupError):  # there are none, as after every end of its own accord
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def __enter__(self) -> DemoRelay:
         return self

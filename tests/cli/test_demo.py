@@ -16,6 +16,8 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from tests.support.cli import RunningCli, run_cli
+from tests.support.families import wait_gone
+from tests.support.harvesting import children, shards_of
 from tests.support.servers import Servers
 from tests.support.wait import eventually
 
@@ -81,9 +83,8 @@ def check_clean(servers: Servers, name: str, temporary: Path) -> None:
 
 
 def child_of(running: RunningCli) -> int:
-    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    assert len(children) == 1
-    return int(children[0])
+    [child] = children(running.pid)
+    return child
 
 
 def test_the_verdict_is_the_last_line_and_given_servers_are_left_as_they_were(
@@ -138,10 +139,16 @@ def test_a_harvester_that_dies_fails_the_demo(servers: Servers, given: dict[str,
     with RunningCli("demo", *LOAD, "--json", env=given) as running:
         name = name_of(running)
         wait_for_pumping(running, servers, name)
-        os.kill(child_of(running), signal.SIGKILL)
+        supervisor = child_of(running)
+        shards = shards_of(supervisor)
+        for shard in shards:  # they would end by themselves, later or sooner
+            os.kill(shard, signal.SIGSTOP)
+        os.kill(supervisor, signal.SIGKILL)
         code = running.wait()
 
     assert code == 1
+    assert len(shards) >= 2
+    wait_gone(shards)  # they could create the topic again
     assert any("was killed by SIGKILL in the middle of the demo" in line for line in running.stderr)
     check_clean(servers, name, temporary)
 

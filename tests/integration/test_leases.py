@@ -342,11 +342,13 @@ def test_the_table_stays_as_it_is_over_many_leases(connection: psycopg.Connectio
         end(database, *names)
         if number % 10 == 9:
             eventually(is_clean, what="a table without dead rows")
-            row = connection.execute("SELECT count(*), pg_total_relation_size('outbox_lease') FROM outbox_lease")
+            row = connection.execute("SELECT count(*), pg_relation_size('outbox_lease') FROM outbox_lease")
             sizes.append(row.fetchone() or (0, 0))
     assert identities >= batches * batch
     assert {rows for rows, _ in sizes} == {batch}
-    assert sizes[-1][1] <= sizes[1][1] * 2  # without removal it would be four times as much, and nightly ten times
+    # Without indexes: how soon the server uses their emptied pages again depends on snapshots that others have. Without
+    # removal it would be four times as much, and nightly ten times.
+    assert sizes[-1][1] <= sizes[1][1] * 2
 
 
 def test_a_writers_role_takes_and_uses_leases(empty_database: str) -> None:
