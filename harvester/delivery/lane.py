@@ -385,11 +385,13 @@ class Lanes:
         """
         deadline = time.monotonic() + timeout_s
         low, end = self._edges(number, timeout_s)
+        if low == end:
+            return None
         back = _READ_BACK_RECORDS
         options = {**self._consumer_options(), "isolation.level": "read_committed", "enable.partition.eof": True}
         consumer = Consumer(options)
         try:
-            while low < end:
+            while True:
                 start = max(low, end - back)
                 last = self._last(consumer, number, start, end, deadline)
                 if last is not None or start == low:
@@ -397,7 +399,6 @@ class Lanes:
                 back *= 16
         finally:
             consumer.close()
-        return None
 
     def _edges(self, number: int, timeout_s: float) -> tuple[int, int]:
         """The first offset, and the end including uncommitted records."""
