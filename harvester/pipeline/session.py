@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JARS = "HARVESTER_SPARK_JARS"
+_PYTHON = "spark.pyspark.python"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit: the port of its Java process."""
 _DEFAULT = re.compile(r"\s*([^\s=:#!][^\s=:]*)\s*[=:]?\s*(.*)")  # a line of java.util.Properties
@@ -371,6 +373,10 @@ def session(settings: SessionSettings, *, progress: Callable[[str], None] = lamb
     conf = options(settings, version, progress, elsewhere)
     if _GATEWAY not in os.environ:
         use_java()
+        given = {**elsewhere, **conf}
+        if is_one_process(settings.master or given.get("spark.master", "local[*]")) and _PYTHON not in given:
+            # Spark would take the first python3 on PATH, which may have none of our packages.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
     # It would also print a stack trace for each error that it raises.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

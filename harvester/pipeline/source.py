@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harvester.errors import BrokerUnavailable
 from harvester.pipeline.errors import InputMissing
-from harvester.pipeline.java import java_class
+from harvester.pipeline.tables import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,4 +1,4 @@
-"""Small files next to tables, and the names of table properties.
+"""Small files next to tables, the names of table properties, and classes of Spark's Java process.
 
 Files are accessed through Hadoop's file systems, alike for local disks, HDFS and object stores.
 """
@@ -13,9 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import TimestampType
 
-from harvester.pipeline.java import java_class
-
 _FILES = "org.apache.hadoop.fs"
+
+
+def java_class(spark: SparkSession, name: str) -> Any:
+    """A class of Spark's Java process, by its fully qualified name.
+
+    `_jvm.org.apache.…` would first search every jar for a class with the name of each package.
+    """
+    return getattr(spark.sparkContext._jvm, name)
 
 
 def listing(spark: SparkSession, path: str) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from harvester.serializers.registry import avro, json_schema, protobuf
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake, make_lake
 from tests.support.registry import Registry, serving
+from tests.support.shop import Shop
 from tests.support.sparks import configure, kafka_rows
 
 if TYPE_CHECKING:
@@ -140,7 +142,7 @@ def test_framed_values_become_columns_that_grow_with_their_schemas(
         25: (first[:6] + b"\x02\x02\xff" + b"\0", "text that is not UTF-8, or a time outside the years 1 to 9999"),
         26: (strange, f"schema {number_of(strange)}: total is string, not bigint"),
         27: (never, "text that is not UTF-8, or a time outside the years 1 to 9999"),
-        28: (of_protobuf, f"schema {number_of(of_protobuf)}: it is Protobuf, whose values stay in silver as bytes"),
+        28: (of_protobuf, f"schema {number_of(of_protobuf)}: it is timestamp, not a message with fields"),
         29: (values.json(OF_JSON, total=9, customer="x")[:-3], "not struct<"),
     }
     sent = {
@@ -166,11 +168,62 @@ def test_framed_values_become_columns_that_grow_with_their_schemas(
     assert {number: told[value].startswith(reason) for number, (value, reason) in refused.items()} == dict.fromkeys(
         refused, True
     ), told
-    assert len(registry.asked) == len(set(registry.asked)) == 6, (
-        "each schema is asked for once, and the first one never"
-    )
+    # Once for each schema but the first one, and once more for Protobuf's descriptor.
+    assert len(registry.asked) == len(set(registry.asked)) == 7
 
     _goes_on(lake, topic, registry, writer, values)
+
+
+def test_messages_of_protobuf_become_columns(spark: SparkSession, registry: Registry, tmp_path: Path) -> None:
+    root, values, shop, later = (
+        make_lake(spark, tmp_path / "lake"), Serialised(registry, "orders"), Shop("INT32"), Shop("INT64"),
+    )  # fmt: skip
+    store, at = open_store(spark, root), f"{root}/checkpoint"
+    order = shop.Order(total=1, state=1, big=2**64 - 1, raw=b"\xff", share=float("inf"), by={True: 3})
+    order.items.add(sku="é")
+    order.at.FromDatetime(MARCH + timedelta(microseconds=1))
+    order.took.FromNanoseconds(-1_500_000_000)
+    first = values.protobuf(order)
+    payload = first_columns(store, "orders", asking(registry))
+    store.prepare([silver.payload_table("orders", payload)], "test", HEADER)
+    never, wide = shop.Order(), values.protobuf(later.Order(total=2**40, note="x"))
+    never.at.seconds = 2**40
+    refused = {
+        first[:5] + b"\2\6": f"schema {number_of(first)}: it has no message type at 0206",
+        first[:5] + b"\xff": f"not of schema {number_of(first)}",
+        first[:5]: f"not of schema {number_of(first)}",
+        first[:-1]: f"not of schema {number_of(first)}",
+        values.protobuf(never): "not struct<",
+    }
+    batches: list[list[bytes | None]] = [
+        [first, values.protobuf(shop.Order()), None],
+        [wide, values.protobuf(shop.Cancelled(why="late")), values.protobuf(shop.Order_Line(text="deep")), *refused],
+    ]
+    for number, batch in enumerate(batches):
+        rows = [
+            {"headers": Sent(10 * number + one).written(), "value": value, "offset": 10 * number + one}
+            for one, value in enumerate(batch, 1)
+        ]
+        typed = TypedValues("orders", payload, True, store, Schemas(spark, at, asking(registry)))
+        LakeBatch(store, at, "test", HEADER, {"orders": typed}).write(bronze_columns(kafka_rows(spark, rows)), number)
+        payload = typed.payload
+    data = {row["id"]: row["data"] and row["data"].asDict(True) for row in store.table("json/orders").collect()}
+    nothing: dict[str, Any] = dict.fromkeys(payload.names)
+    empty = {**nothing, "total": 0, "items": [], "state": "NEW", "big": 0, "raw": b"", "by": {}, "share": 0.0}
+    assert data == {
+        1: {
+            **empty, "total": 1, "items": [{"sku": "é"}], "took": Decimal("-1.5"), "state": "PAID",
+            "at": (MARCH + timedelta(microseconds=1)).astimezone().replace(tzinfo=None),
+            "big": Decimal(2**64 - 1), "raw": b"\xff", "share": float("inf"), "by": {"true": 3},
+        },
+        2: empty, 3: None, 11: {**empty, "total": 2**40, "note": "x"},
+        12: {**nothing, "why": "late"}, 13: {**nothing, "text": "deep"},
+    }  # fmt: skip
+    kinds = {name: payload[name].dataType.simpleString() for name in ("total", "why", "text")}
+    assert kinds == {"total": "bigint", "why": "string", "text": "string"}
+    told = {bytes(row["value"]): row["detail"] for row in store.table("rejects").collect()}
+    assert {value: told[value].startswith(reason) for value, reason in refused.items()} == dict.fromkeys(refused, True)
+    assert len(told) == len(refused)
 
 
 def _goes_on(lake: Lake, topic: str, registry: Registry, writer: Writer, values: Serialised) -> None:
@@ -280,12 +333,13 @@ def test_tables_of_both_formats_grow(spark: SparkSession, tmp_path: Path, format
         ),
         ({"schema": '"int"', "references": [{"name": "R", "subject": "r", "version": 1}]}, "refers to other schemas"),
         ({"schema": '{"type": "array"}', "schemaType": "JSON"}, "no object with properties"),
-        ({"schema": "syntax = \"proto3\";", "schemaType": "PROTOBUF"}, "it is Protobuf"),
+        ({"schema": "syntax = \"proto3\";", "schemaType": "PROTOBUF"}, "the registry gives it as text only"),
     ],
 )  # fmt: skip
 def test_schemas_that_cannot_be_columns_are_refused_at_the_start(
     spark: SparkSession, registry: Registry, tmp_path: Path, schema: dict[str, Any], said: str
 ) -> None:
+    registry.register("r", {"schema": '"int"'})
     registry.register("orders-value", schema)
     with pytest.raises(TableMismatch, match=f"latest schema of orders-value cannot be columns: .*{said}") as caught:
         first_columns(open_store(spark, str(tmp_path / "lake")), "orders", asking(registry))

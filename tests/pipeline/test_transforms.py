@@ -237,7 +237,7 @@ def test_values_that_fit_become_columns_and_the_others_rejects(spark: SparkSessi
     good = [b'{"total": 1, "note": "x", "more": [1]}', b"{}"]
     rows = [sent(number, value=value) for number, value in enumerate([*good, None, *bad])]
     found = silver_of(spark, *rows, sent(50, topic="payments", value=b"{}"))
-    expanded = silver.expanded(found, "orders", kinds)
+    expanded, rejected = silver.JsonValues("orders", kinds).split(found)
     assert_same_columns(expanded, silver.payload_table("orders", kinds).schema)
     assert_rows(
         expanded.withColumns({"total": F.col("data.total"), "note": F.col("data.note"), "has": F.isnotnull("data")}),
@@ -247,7 +247,6 @@ def test_values_that_fit_become_columns_and_the_others_rejects(spark: SparkSessi
             {"id": 2, "total": None, "note": None, "has": False, "tombstone": True},
         ],
     )
-    rejected = silver.bad_payloads(found, "orders", kinds)
     assert_same_columns(rejected, [field for field in schemas.REJECTS if field.name != "batch"])
     assert_rows(rejected, [{"value": value, "reason": "bad payload"} for value in bad])
 
@@ -274,8 +273,9 @@ def test_a_number_that_a_column_would_change_is_rejected(spark: SparkSession) ->
         b'{"items": [{"price": 1.50}, {"price": null}, null], "times": {"x": "2026-03-01", "y": null, "z": 0}}',
     ]  # fmt: skip
     rows = silver_of(spark, *(sent(number, value=value) for number, value in enumerate([*good, None, *bad])))
-    assert_rows(silver.bad_payloads(rows, "orders", kinds), [{"value": value} for value in bad])
-    found = silver.expanded(rows, "orders", kinds).select("id", F.col("data.total").cast("string").alias("total"))
+    fitting, rejected = silver.JsonValues("orders", kinds).split(rows)
+    assert_rows(rejected, [{"value": value} for value in bad])
+    found = fitting.select("id", F.col("data.total").cast("string").alias("total"))
     totals = {0: "10.99", 1: "10.00"}
     assert_rows(found, [{"id": number, "total": totals.get(number)} for number in range(len(good) + 1)])
 
@@ -285,8 +285,8 @@ def test_a_number_that_a_column_would_change_is_rejected(spark: SparkSession) ->
 def test_no_value_stops_the_stream(spark: SparkSession, batch: list[bytes]) -> None:
     kinds = silver.from_ddl("total INT")
     rows = silver_of(spark, *(sent(number, value=value) for number, value in enumerate(batch)))
-    taken = silver.expanded(rows, "orders", kinds).count() + silver.bad_payloads(rows, "orders", kinds).count()
-    assert taken == len(batch)
+    fitting, rejected = silver.JsonValues("orders", kinds).split(rows)
+    assert fitting.count() + rejected.count() == len(batch)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ class Registry:
         match parts:
             case ["subjects", subject, "versions"] if body is not None:
                 return 200, {"id": self.register(subject, body)}
+            case ["subjects", subject] if body is not None and subject in self.subjects:
+                return 200, {"subject": subject, "id": self.subjects[subject], "version": 1, **body}
             case ["schemas", "ids", number] if int(number) in self.schemas:
                 return 200, self.schemas[int(number)]
             case ["schemas", "ids", _]:
@@ -40,6 +42,9 @@ class Registry:
             case ["subjects", subject, "versions", "latest"] if subject in self.subjects:
                 latest = self.subjects[subject]
                 return 200, {"subject": subject, "id": latest, "version": 1, **self.schemas[latest]}
+            case ["subjects", subject, "versions", version] if version == "1" and subject in self.subjects:
+                first = self.subjects[subject]
+                return 200, {"subject": subject, "id": first, "version": 1, **self.schemas[first]}
             case ["subjects", *_]:
                 return 404, {"error_code": 40401, "message": "Subject not found"}
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}

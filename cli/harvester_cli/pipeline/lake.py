@@ -53,7 +53,7 @@ def lake(
         list[str] | None,
         typer.Option(
             metavar="TOPIC[=DDL]",
-            help="Avro or JSON values framed by a schema registry as columns: its schema's, or these.",
+            help="Avro, Protobuf or JSON values framed by a schema registry as columns: its schema's, or these.",
         ),
     ] = None,
     registry: Annotated[

@@ -21,7 +21,6 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.errors import SchemaError
 from harvester.outbox.connection import connect, database_errors, execute
-from harvester.outbox.tables import OutboxTable
 from harvester.pipeline import schemas
 from harvester.pipeline.audit import checks, inputs, sums
 from harvester.pipeline.audit.inputs import HistoryFacts
@@ -141,10 +140,6 @@ class _Work:
     kept: ExitStack
     progress: Callable[[str], None]
 
-    @property
-    def table(self) -> OutboxTable:
-        return self.settings.table
-
     def to_prove(self, topics: tuple[str, ...]) -> list[IdRange]:
         """The ranges from the last proof of all these topics, or the archive's beginning, to the newest cuts."""
         cuts = self.store.load(schemas.CUTS_TABLE).groupBy("incarnation").agg(F.max("id").alias("id")).collect()
@@ -168,8 +163,8 @@ class _Work:
         whole = self._whole
         since = "" if whole is None else f" AND create_time >= '{whole.isoformat()}'"
         query = (
-            f"SELECT min(id) FROM {self.table.archive} WHERE coalesce(incarnation, '{self.facts.incarnation}') ="
-            f" '{incarnation}' AND id < {end}{since}"
+            f"SELECT min(id) FROM {self.settings.table.archive} WHERE"
+            f" coalesce(incarnation, '{self.facts.incarnation}') = '{incarnation}' AND id < {end}{since}"
         )
         found: int | None = self._asked(query)[0][0]
         return found
@@ -194,7 +189,7 @@ class _Work:
         """Compares a range; adds to the tallies what was counted."""
         self.progress(f"comparing ids from {ids.first} to before {ids.end} of {ids.incarnation}")
         current = str(self.facts.incarnation)
-        query = sums.summed_in_postgres(sums.in_archive(self.table, ids, current))
+        query = sums.summed_in_postgres(sums.in_archive(self.settings.table, ids, current))
         archive = sums.by_bucket(self._asked(query))
         rows = sums.in_silver(self.store.table("silver"), ids)
         silver = sums.by_bucket(sums.summed_in_spark(rows).collect())
@@ -229,21 +224,21 @@ class _Work:
         rows = keep(rows.join(F.broadcast(listed), "bucket", "left_semi"), self.kept)
         marked = keep(checks.marked(inputs.trimmed(rows.withColumn("problem", none), None, None, "")), self.kept)
         chosen = (
-            f"SELECT * FROM ({inputs.query(self.table, self.facts, None)}) AS known WHERE id >= {ids.first}"
+            f"SELECT * FROM ({inputs.query(self.settings.table, self.facts, None)}) AS known WHERE id >= {ids.first}"
             f" AND id < {ids.end} AND id >> {sums.BITS} = ANY('{{{','.join(map(str, unequal))}}}'::bigint[])"
         )
         past = keep(
             inputs.read_history(self.spark, jdbc, chosen).where(F.col("incarnation") == ids.incarnation), self.kept
         )
         current = str(self.facts.incarnation)
-        archive = inputs.read_query(self.spark, jdbc, sums.in_archive(self.table, ids, current, unequal))
+        archive = inputs.read_query(self.spark, jdbc, sums.in_archive(self.settings.table, ids, current, unequal))
         records = self._records()
         assert self.settings.lake is not None
         notes = inputs.lake_notes(self.spark, self.settings.lake, records, None)
         scope = checks.AuditScope(ids.topics, whole=self._whole, losses=(*notes.losses, *notes.erasures))
         there = keep(checks.found(checks.archived(past, scope), marked), self.kept)
         lost = checks.lost(there, scope)
-        began = self._asked(f"SELECT min(purged_at) FROM {self.table.archive}")[0][0]
+        began = self._asked(f"SELECT min(purged_at) FROM {self.settings.table.archive}")[0][0]
         unexpected = checks.unexpected(marked, past, began, self.facts.at)
         strange = marked.where("first").join(past.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
         missing = there.where("NOT delivered").count()

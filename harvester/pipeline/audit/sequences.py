@@ -23,6 +23,7 @@ from pyspark.sql.window import Window
 from harvester.pipeline.audit.checks import AcceptedLoss, explained
 from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, MARKED, RECORDS, STREAM, FindingKind, Severity, finding
 from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.schemas import KAFKA
 
 _NUMBER = (*STREAM, "sequence")
 
@@ -45,13 +46,8 @@ def given_up(history: DataFrame, records: DataFrame) -> DataFrame:
     raw = raw.where(F.col("origin").isNotNull())
     # Shaped like Kafka's rows, so that `bronze_columns` remains the only decoder of the header.
     header = F.array(F.struct(F.lit("harvester").alias("key"), F.col("origin").alias("value")))
-    nothing = F.lit(None)
-    rows = raw.select(
-        nothing.cast("binary").alias("key"), nothing.cast("binary").alias("value"),
-        nothing.cast("string").alias("topic"), nothing.cast("int").alias("partition"),
-        nothing.cast("bigint").alias("offset"), nothing.cast("timestamp").alias("timestamp"),
-        nothing.cast("int").alias("timestampType"), header.alias("headers"),
-    )  # fmt: skip
+    nothing = {one.name: F.lit(None).cast(one.dataType) for one in KAFKA}
+    rows = raw.withColumns({**nothing, "headers": header})
     decoded = bronze_columns(rows, "harvester").where(F.col("problem").isNull())
     return decoded.select(*GIVEN_UP.names).distinct()
 

@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.claim_check import reference
-from harvester.outbox.tables import OutboxTable
+from harvester.outbox.tables import OutboxTable, literal
 from harvester.pipeline.audit.schemas import FindingKind, Severity, finding
 from harvester.pipeline.schemas import text
 
@@ -92,16 +92,12 @@ def in_archive(table: OutboxTable, ids: IdRange, current: str, buckets: Collecti
         f"SELECT id, id >> {BITS} AS bucket, kafka_value IS NULL AND kafka_header_keys IS NULL AND"
         f" kafka_header_values IS NULL AS bare, {_in_postgres(name)} AS name, {_in_postgres(content)} AS content"
         f" FROM {table.archive} WHERE coalesce(incarnation, '{current}') = '{ids.incarnation}' AND id >= {ids.first}"
-        f" AND id < {ids.end} AND kafka_topic = ANY(ARRAY[{', '.join(map(_quoted, ids.topics))}]){chosen}"
+        f" AND id < {ids.end} AND kafka_topic = ANY(ARRAY[{', '.join(map(literal, ids.topics))}]){chosen}"
     )
 
 
 def _in_postgres(words: str) -> str:
     return f"('x' || left(encode(sha256(convert_to({words}, 'UTF8')), 'hex'), 12))::bit(48)::bigint"
-
-
-def _quoted(topic: str) -> str:
-    return "'" + topic.replace("'", "''") + "'"
 
 
 def summed_in_postgres(rows: str) -> str:

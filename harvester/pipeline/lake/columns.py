@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,13 @@ SCHEMA_ID = (
 )
 """The id of the schema with which a value was written; NULL if the value is not framed."""
 CONTENT = f"substring(value, {FRAME + 1})"
+_COUNT = f"CAST(conv(hex(substring(value, {FRAME + 1}, 1)), 16, 10) AS INT)"
+MESSAGE_TYPE = (
+    f"CASE WHEN {_COUNT} % 2 = 0 AND {_COUNT} <= 16 THEN substring(value, {FRAME + 1}, 1 + {_COUNT} DIV 2) END"
+)
+"""Of Protobuf, the place of the message type in the schema's file, which precedes the message: a number of indexes,
+each of a type within the one before, as zigzag varints. NULL if it is deeper than anybody nests types."""
+FIRST_TYPE = b"\0"
 
 _END = b"\xb5\x01the end"
 
@@ -113,21 +120,26 @@ def _resolved(reference: str, root: Any) -> Any:
 
 def storable(kind: StructType) -> StructType:
     """The columns without what no table can hold: what is always NULL, and structs without fields."""
-    held = ((one.name, _storable(one.dataType)) for one in kind)
-    return StructType([StructField(name, some) for name, some in held if some is not None])
+    found = rebuilt(kind, lambda leaf: None if isinstance(leaf, NullType) else leaf)
+    return found if isinstance(found, StructType) else StructType()
 
 
-def _storable(kind: DataType) -> DataType | None:
+def rebuilt(kind: DataType, leaf: Callable[[DataType], DataType | None]) -> DataType | None:
+    """The type with each simple type within it replaced by `leaf`; without those, and what holds nothing else, if None.
+
+    Keys of maps stay.
+    """
     if isinstance(kind, StructType):
-        found = storable(kind)
-        return found if found.names else None
+        inner = ((one.name, rebuilt(one.dataType, leaf)) for one in kind)
+        fields = [StructField(name, some) for name, some in inner if some is not None]
+        return StructType(fields) if fields else None
     if isinstance(kind, ArrayType):
-        element = _storable(kind.elementType)
+        element = rebuilt(kind.elementType, leaf)
         return None if element is None else ArrayType(element)
     if isinstance(kind, MapType):
-        value = _storable(kind.valueType)
+        value = rebuilt(kind.valueType, leaf)
         return None if value is None else MapType(kind.keyType, value)
-    return None if isinstance(kind, NullType) else kind
+    return leaf(kind)
 
 
 @dataclass(slots=True)

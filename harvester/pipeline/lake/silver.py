@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 )
 
 from harvester.pipeline import schemas
+from harvester.pipeline.lake.columns import rebuilt
 from harvester.pipeline.lake.cuts import LowMark, Marks
 from harvester.pipeline.lake.ids import BatchIds, Suspects, Word
 from harvester.pipeline.origin_columns import day_of
@@ -266,17 +267,6 @@ def payload_table(topic: str, payload: StructType) -> Table:
     return Table(f"json/{safe}", StructType([*fields, StructField("data", payload)]), ("day",))
 
 
-def expanded(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
-    """schemas.BRONZE → the columns of `payload_table`: the topic's rows whose value fits; NULL data for a tombstone."""
-    return fitting(parsed(bronze, topic, payload).where(~misfit(payload)), values_of(payload))
-
-
-def bad_payloads(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
-    """schemas.BRONZE → schemas.REJECTS without `batch`: the topic's rows whose value is not JSON of this schema."""
-    rows = parsed(bronze, topic, payload).where(misfit(payload))
-    return refused(rows, F.lit(f"not {payload.simpleString()}"))
-
-
 class TopicValues(Protocol):
     """The values of a topic, which become rows of a table of their own."""
 
@@ -306,11 +296,13 @@ class JsonValues:
         return payload_table(self.topic, self.payload).name
 
     def split(self, bronze: DataFrame, batch: int | None = None) -> tuple[DataFrame, DataFrame]:
-        return expanded(bronze, self.topic, self.payload), bad_payloads(bronze, self.topic, self.payload)
+        rows, bad = parsed(bronze, self.topic, self.payload), misfit(self.payload)
+        detail = F.lit(f"not {self.payload.simpleString()}")
+        return fitting(rows.where(~bad), values_of(self.payload)), refused(rows.where(bad), detail)
 
 
 def fitting(rows: DataFrame, data: Column) -> DataFrame:
-    """`parsed` rows → the columns of `payload_table`."""
+    """`parsed` rows → the columns of `payload_table`; NULL data for a tombstone."""
     return rows.withColumn("data", F.when(~F.col("tombstone"), data)).select(*_NAMING, "data")
 
 
@@ -340,7 +332,7 @@ def parsed(bronze: DataFrame, topic: str, payload: StructType, text: str = _TEXT
         }
     )
     rows = rows.withColumn("_data", F.from_json("_text", marked, options))
-    probe = _probe(payload)
+    probe = rebuilt(payload, _probe)
     if not isinstance(probe, StructType):
         return rows
     return rows.withColumn("_probe", F.from_json("_text", probe, {"mode": "PERMISSIVE"}))
@@ -366,18 +358,7 @@ def _probe(kind: DataType) -> DataType | None:
     """The type with which to parse a value of this type for `_altered`; None if Spark cannot alter it."""
     if isinstance(kind, DecimalType):
         return _finer(kind)
-    if isinstance(kind, TimestampType):
-        return StringType()
-    if isinstance(kind, StructType):
-        fields = [StructField(one.name, probe) for one in kind if (probe := _probe(one.dataType)) is not None]
-        return StructType(fields) if fields else None
-    if isinstance(kind, ArrayType):
-        probe = _probe(kind.elementType)
-        return None if probe is None else ArrayType(probe)
-    if isinstance(kind, MapType):
-        probe = _probe(kind.valueType)
-        return None if probe is None else MapType(kind.keyType, probe)
-    return None
+    return StringType() if isinstance(kind, TimestampType) else None
 
 
 def _finer(kind: DecimalType) -> DecimalType:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from types import ModuleType
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import DataType, StringType, StructType
 
 from harvester.pipeline import schemas, tables
-from harvester.pipeline.errors import ConnectorMismatch, InputMissing, TableMismatch
+from harvester.pipeline.errors import ConnectorMismatch, InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.lake import columns, silver
 from harvester.pipeline.registry import SchemaRegistry, WrittenSchema
 from harvester.pipeline.schemas import Addition
@@ -64,7 +65,7 @@ class TypedValues:
     """The framed values of a topic. `payload`: the columns of their table, which grow with the schemas if `grows`.
 
     `alone`: entered while the table grows, which does not succeed while it is compacted. `_types`: of each schema, the
-    type of its values, or why it has none.
+    type of its values, or why it has none; a schema of Protobuf has several types of messages, by their place in it.
     """
 
     topic: str
@@ -73,7 +74,7 @@ class TypedValues:
     store: TableStore
     written: Schemas
     alone: AbstractContextManager[object] = field(default_factory=nullcontext)
-    _types: dict[int, StructType | str] = field(default_factory=dict)
+    _types: dict[tuple[int, bytes], StructType | str] = field(default_factory=dict)
 
     @property
     def table(self) -> str:
@@ -83,15 +84,20 @@ class TypedValues:
         mine = bronze.where(F.col("topic") == self.topic).withColumn("_id", F.expr(columns.SCHEMA_ID))
         counts = mine.where("_id IS NOT NULL").groupBy("_id").count().orderBy(F.desc("count"), "_id")
         found = self.written.of([row["_id"] for row in counts.limit(_MOST_IDS).collect()], batch)
-        types = {number: self._type(number, schema) for number, schema in sorted(found.items())}
-        as_json = [str(number) for number, schema in found.items() if schema is not None and schema.kind == "JSON"]
-        is_json = f"_id IN ({', '.join(as_json) or 'NULL'})"
-        rows = silver.parsed(
-            mine, self.topic, self.payload, f"CASE WHEN {is_json} THEN CAST({columns.CONTENT} AS STRING) END"
-        )
+        is_json, is_protobuf = _is_of("JSON", found), _is_of("PROTOBUF", found)
+        mine = mine.withColumn("_place", F.expr(f"CASE WHEN {is_protobuf} THEN {columns.MESSAGE_TYPE} END"))
+        places = _places(mine, found)
+        types = {
+            (number, place): self._type(number, schema, place)
+            for number, schema in sorted(found.items())
+            for place in sorted(places.get(number, [columns.FIRST_TYPE]))
+        }
+        of_protobuf = _as_json(types, found) if places else F.lit(None).cast("string")
+        as_text = f"CASE WHEN {is_json} THEN CAST({columns.CONTENT} AS STRING) ELSE _json END"
+        rows = silver.parsed(mine.withColumn("_json", of_protobuf), self.topic, self.payload, as_text)
         data, why = [], ["WHEN value IS NULL THEN NULL", "WHEN _id IS NULL THEN 'no schema id precedes the value'"]
-        for number, schema in found.items():
-            kind, told = types[number], "NULL"
+        for (number, place), kind in types.items():
+            schema, told = found[number], "NULL"
             if isinstance(kind, str):
                 told = schemas.text(kind)
             elif schema is not None and schema.kind == "AVRO":
@@ -100,15 +106,17 @@ class TypedValues:
                 rows = rows.withColumn(name, F.expr(f"CASE WHEN _id = {number} THEN {decoded} END"))
                 data.append(f"WHEN _id = {number} THEN {columns.projected(f'{name}.value', kind, self.payload)}")
                 told = f"CASE WHEN {name}{is_sound} THEN NULL ELSE 'not of schema {number}' END"
-            why.append(f"WHEN _id = {number} THEN {told}")
+            elif schema is not None and schema.kind == "PROTOBUF":
+                told = f"CASE WHEN _json IS NULL THEN 'not of schema {number}' END"
+            of_type = f"_id = {number}" + (f" AND _place = X'{place.hex()}'" if number in places else "")
+            why.append(f"WHEN {of_type} THEN {told}")
+        why.append(f"WHEN {is_protobuf} THEN concat('not of schema ', _id)")
         others = f"'its schema is not among the {_MOST_IDS:,} most frequent ones of the batch'"
-        value = silver.values_of(self.payload)
+        was_json, value = F.expr(f"{is_json} OR {is_protobuf}"), silver.values_of(self.payload)
         if data:
-            avro = F.expr(f"CASE {' '.join(data)} END")
-            value = F.when(F.expr(is_json), value).otherwise(avro) if as_json else avro
+            value = F.when(was_json, value).otherwise(F.expr(f"CASE {' '.join(data)} END"))
         refusal = [F.expr(f"CASE {' '.join(why)} ELSE {others} END")]
-        misfit = F.lit(f"not {self.payload.simpleString()}")
-        refusal.append(F.when(F.expr(is_json) & silver.misfit(self.payload), misfit))
+        refusal.append(F.when(was_json & silver.misfit(self.payload), F.lit(f"not {self.payload.simpleString()}")))
         rows = rows.withColumn("_value", value)
         if (odd := silver.somewhere(F.col("_value"), self.payload, _odd)) is not None:
             refusal.append(F.when(odd, "text that is not UTF-8, or a time outside the years 1 to 9999"))
@@ -116,19 +124,19 @@ class TypedValues:
         fitting = silver.fitting(rows.where("_detail IS NULL"), F.col("_value"))
         return fitting, silver.refused(rows.where("_detail IS NOT NULL"), F.col("_detail"))
 
-    def _type(self, number: int, schema: WrittenSchema | None) -> StructType | str:
-        """The type of the schema's values, for which the table has grown if need be; or why its values do not fit."""
+    def _type(self, number: int, schema: WrittenSchema | None, place: bytes) -> StructType | str:
+        """The type of such values, for which the table has grown if need be; or why they do not fit."""
         if schema is None:
             return f"the registry has no schema {number}"
-        is_json = schema.kind == "JSON"
-        if number not in self._types:
+        is_json, at = schema.kind == "JSON", (number, place)
+        if at not in self._types:
             try:
                 # JSON is read as the table's columns, whatever its schema says.
-                known = self.payload if is_json and not self.grows else type_of(self.store.spark, schema)
-                self._types[number] = known
+                known = self.payload if is_json and not self.grows else type_of(self.store.spark, schema, place)
+                self._types[at] = known
             except ValueError as error:
-                self._types[number] = f"schema {number}: {error}"
-        kind = self._types[number]
+                self._types[at] = f"schema {number}: {error}"
+        kind = self._types[at]
         if isinstance(kind, str):
             return kind
         payload, growth = columns.grown(self.payload, columns.storable(kind), may_widen=self.grows)
@@ -140,6 +148,40 @@ class TypedValues:
                 self.store.grow(self.table, *changes)
             self.payload = payload
         return kind
+
+
+_Schemas = Mapping[int, WrittenSchema | None]
+
+
+def _is_of(kind: str, found: _Schemas) -> str:
+    """A condition: the schema of a value is of this kind."""
+    numbers = [str(number) for number, schema in found.items() if schema is not None and schema.kind == kind]
+    return f"_id IN ({', '.join(numbers) or 'NULL'})"
+
+
+def _places(mine: DataFrame, found: _Schemas) -> dict[int, list[bytes]]:
+    """For each schema of Protobuf, the places of the message types that are there."""
+    kinds = {number: schema.kind for number, schema in found.items() if schema is not None}
+    places: dict[int, list[bytes]] = {number: [] for number, kind in kinds.items() if kind == "PROTOBUF"}
+    if places:
+        counts = mine.where("_place IS NOT NULL").groupBy("_id", "_place").count().orderBy(F.desc("count"), "_id")
+        for row in counts.limit(_MOST_IDS).collect():
+            places[row["_id"]].append(bytes(row["_place"]))
+    return places
+
+
+def _as_json(types: Mapping[tuple[int, bytes], StructType | str], found: _Schemas) -> Column:
+    """The JSON text of values that are Protobuf, of these types."""
+    known, messages = dict[int, tuple[str, frozenset[bytes]]](), _messages()
+    for (number, place), kind in types.items():
+        schema = found[number]
+        if schema is not None and schema.kind == "PROTOBUF" and not isinstance(kind, str):
+            if number not in known:
+                known[number] = messages.file_set(schema.text, schema.imports), frozenset[bytes]()
+            files, places = known[number]
+            known[number] = files, places | {place}
+    # Of other rows, nothing: Python computes an expression for all rows, whatever condition surrounds it.
+    return F.udf(messages.reader(known), "string")(F.when(F.col("_place").isNotNull(), F.col("value")))
 
 
 def first_columns(store: TableStore, topic: str, registry: SchemaRegistry) -> StructType:
@@ -160,18 +202,31 @@ def first_columns(store: TableStore, topic: str, registry: SchemaRegistry) -> St
         raise TableMismatch(f"the latest schema of {subject} cannot be columns: {error}", hint=hint) from error
 
 
+def _messages() -> ModuleType:
+    try:
+        from harvester.pipeline.lake import messages
+    except ImportError as error:
+        raise PipelineError(
+            f"the library of Protobuf is not installed: {error}", hint="pip install 'outbox-harvester[spark,protobuf]'"
+        ) from error
+    return messages
+
+
 def require_avro(spark: SparkSession) -> None:
     """Raises ConnectorMismatch if Spark has no connector for Avro."""
     _avro_type(spark, '"int"')
 
 
-def type_of(spark: SparkSession, schema: WrittenSchema) -> StructType:
+def type_of(spark: SparkSession, schema: WrittenSchema, place: bytes = columns.FIRST_TYPE) -> StructType:
     """The type of values written with this schema. Raises ValueError if they cannot be columns."""
     if schema.kind == "JSON":
         found: DataType = columns.from_json_schema(schema.text)
+    elif schema.kind == "PROTOBUF":
+        messages = _messages()
+        found = messages.columns_of(messages.file_set(schema.text, schema.imports), place)
     elif schema.kind != "AVRO":
         raise ValueError(f"it is {schema.kind.title()}, whose values stay in silver as bytes")
-    elif schema.refers:
+    elif schema.imports:
         raise ValueError("it refers to other schemas")
     else:
         found = _avro_type(spark, schema.text)
