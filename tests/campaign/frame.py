@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -194,7 +195,8 @@ def main(command: Command, arguments: list[str]) -> NoReturn:
     kinds = sorted(command.kinds)
     parser.add_argument("--only", action="append", choices=kinds, help="kinds of faults (default: all that apply)")
     parser.add_argument("--without", action="append", choices=kinds, help="kinds of faults to leave out")
-    parser.add_argument("--logs", type=Path, help="keep the logs of the processes in this directory")
+    kept_in = "keep all logs in this directory (default: only if broken, in a new one)"
+    parser.add_argument("--logs", type=Path, help=kept_in)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     chosen = frozenset(options.only or command.default_kinds(options)) - frozenset(options.without or ())
@@ -206,7 +208,13 @@ def main(command: Command, arguments: list[str]) -> NoReturn:
             outcome = command.run(options, chosen, directory, lambda text: print(text, file=progress, flush=True))
         except ConfigurationError as error:
             parser.error(str(error))
-        if options.logs is not None:
-            outcome.keep_logs(options.logs)
+        kept: Path | None = options.logs
+        if kept is None and not outcome.verdict.held:
+            kept = Path(tempfile.mkdtemp(prefix=f"harvester-{command.name}-{options.seed}-"))
+        if kept is not None:
+            outcome.keep_logs(kept)
+            for log in directory.glob("stack/*/*.log"):
+                shutil.copy(log, kept / f"{log.parent.name}.log")
+            print(f"logs: {kept}", file=sys.stderr, flush=True)
     outcome.report(options.seed, as_json=options.json)
     sys.exit(0 if outcome.verdict.held else 1)

@@ -63,7 +63,8 @@ def read_topics(
 ) -> tuple[list[Delivered], list[str], list[str]]:
     """(the writers' records in the order of each partition, positions of what is none of theirs, what cannot be read).
 
-    Read is what is committed, to the ends that everything has: an open transaction hides what follows it.
+    Read is what is committed, to the ends that everything has: an open transaction hides what follows it. `timeout_s`:
+    how long to wait for the next record.
     """
     options = {
         "bootstrap.servers": bootstrap,
@@ -82,7 +83,10 @@ def read_topics(
         consumer.assign([TopicPartition(*place, 0) for place in ends])
         deadline = time.monotonic() + timeout_s
         while ends and time.monotonic() < deadline:
-            for message in consumer.consume(5_000, 0.05):
+            messages = consumer.consume(5_000, 0.05)
+            if messages:  # on a busy machine it takes minutes to read them all
+                deadline = time.monotonic() + timeout_s
+            for message in messages:
                 place = (message.topic() or "", message.partition() or 0)
                 offset, error = message.offset() or 0, message.error()
                 if error is None:
