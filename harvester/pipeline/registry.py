@@ -17,14 +17,15 @@ _NOT_FOUND = (40401, 40402, 40403)
 
 @dataclass(frozen=True, slots=True)
 class WrittenSchema:
-    """A schema with which values were written. `kind`: AVRO, JSON or PROTOBUF.
+    """A schema with which values were written. `kind`: AVRO, JSON or PROTOBUF. `refers`: it needs other schemas.
 
-    `text` of PROTOBUF: the descriptor of its file, in base64. `imports`: the texts of the schemas to which it refers,
-    directly or not, by the names under which they are imported.
+    `text` of PROTOBUF: the descriptor of its file, in base64. `imports`: those of the schemas to which it refers,
+    directly or not, by the names under which they are imported; of other kinds none are asked for.
     """
 
     kind: str
     text: str
+    refers: bool = False
     imports: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -66,7 +67,7 @@ class SchemaRegistry:
             found, imports = ask(self._client, None), dict[str, str]()
             if found.schema_type == "PROTOBUF":
                 found = ask(self._of_protobuf, _SERIALIZED)
-            self._follow(found, imports)
+                self._follow(found, imports)
         except Exception as error:  # HTTP, TLS, tokens and JSON have no common exception class
             if isinstance(error, SchemaRegistryError) and error.error_code in _NOT_FOUND:
                 return None
@@ -75,14 +76,12 @@ class SchemaRegistry:
                 hint="nothing is lost: once it answers, start the job again; it continues where it stopped",
             )
             raise self.failure from error
-        return WrittenSchema(found.schema_type or "AVRO", found.schema_str, imports)
+        return WrittenSchema(found.schema_type or "AVRO", found.schema_str, bool(found.references), imports)
 
     def _follow(self, found: Any, imports: dict[str, str]) -> None:
-        """Adds the schemas to which this one refers."""
-        of_protobuf = found.schema_type == "PROTOBUF"
-        client = self._of_protobuf if of_protobuf else self._client
+        """Adds the schemas of Protobuf to which this one refers."""
         for one in found.references or ():
             if one.name not in imports:
-                there = client.get_version(one.subject, one.version, fmt=_SERIALIZED if of_protobuf else None).schema
+                there = self._of_protobuf.get_version(one.subject, one.version, fmt=_SERIALIZED).schema
                 imports[one.name] = str(there.schema_str)
                 self._follow(there, imports)

@@ -339,7 +339,6 @@ def test_tables_of_both_formats_grow(spark: SparkSession, tmp_path: Path, format
 def test_schemas_that_cannot_be_columns_are_refused_at_the_start(
     spark: SparkSession, registry: Registry, tmp_path: Path, schema: dict[str, Any], said: str
 ) -> None:
-    registry.register("r", {"schema": '"int"'})
     registry.register("orders-value", schema)
     with pytest.raises(TableMismatch, match=f"latest schema of orders-value cannot be columns: .*{said}") as caught:
         first_columns(open_store(spark, str(tmp_path / "lake")), "orders", asking(registry))

@@ -226,7 +226,7 @@ def type_of(spark: SparkSession, schema: WrittenSchema, place: bytes = columns.F
         found = messages.columns_of(messages.file_set(schema.text, schema.imports), place)
     elif schema.kind != "AVRO":
         raise ValueError(f"it is {schema.kind.title()}, whose values stay in silver as bytes")
-    elif schema.imports:
+    elif schema.refers:
         raise ValueError("it refers to other schemas")
     else:
         found = _avro_type(spark, schema.text)

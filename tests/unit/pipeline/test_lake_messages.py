@@ -138,7 +138,7 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.delattr(lake, "messages")
     monkeypatch.setitem(sys.modules, "harvester.pipeline.lake.messages", None)
     with pytest.raises(PipelineError, match="Protobuf is not installed") as caught:
-        type_of(None, WrittenSchema("PROTOBUF", SHOP.file, SHOP.imports))  # type: ignore[arg-type]
+        type_of(None, WrittenSchema("PROTOBUF", SHOP.file, imports=SHOP.imports))  # type: ignore[arg-type]
     assert "protobuf]" in (caught.value.hint or "")
 
 
