@@ -30,7 +30,7 @@ from scripts.version_smoke import smoke
 
 ROOT = Path(__file__).parents[1]
 POSTGRES = ("15", "16", "18")
-KAFKA = ("3.9.1", KAFKA_VERSION)
+KAFKA = ("3.9.1", "4.3.0", KAFKA_VERSION)
 PYTHON = ("3.11", "3.12", "3.13", "3.14")
 ALL_MODES = tuple(
     (delivery, marking) for delivery in ("at-least-once", "exactly-once") for marking in ("memory", "table")

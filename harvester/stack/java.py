@@ -29,7 +29,8 @@ from harvester.stack import maven
 from harvester.stack.processes import run
 from harvester.stack.state import locked
 
-KAFKA_VERSION = "4.3.0"
+KAFKA_VERSION = "4.2.1"
+"""Kafka 4.3 loses transactions of a broker that has no replicas (KAFKA-20734)."""
 MINIMUM = 17
 """Kafka 4 brokers need it (KIP-1013)."""
 PASSWORD = "changeit"  # noqa: S105 - Java's customary one: it protects nothing, the store contains public certificates

@@ -62,10 +62,7 @@ def properties(*, port: int, controller_port: int, logs: Path) -> dict[str, str]
         # A single member starts at once, and a dead one can be noticed in half a second.
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "500",
-        # There is no other broker to hand partitions over to. While they have no leader, Kafka 4.3 and 4.4 end
-        # transactions on them without the markers that readers wait for (KAFKA-20734).
-        "controlled.shutdown.enable": "false",
-        # After a stop, the new process waits until the old one's session has expired.
+        # After a kill, the new process waits until the old one's session has expired.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         # The defaults reserve 128 MB of heap and 10 MB of mapped index for each of hundreds of partitions.

@@ -1,19 +1,21 @@
-"""Transactions that end while one of their partitions has no leader, with Kafka 4.3 and 4.4 (KAFKA-20734).
+"""Transactions that end while one of their partitions has no leader (KAFKA-20734).
 
-No harvester takes part. docs/guarantees.md says what follows for one; once a broker waits for the leader, as up to 4.2,
-this fails, and that text is to be changed.
+No harvester takes part. docs/guarantees.md says what follows for one with Kafka 4.3; the broker of `harvester stack`
+waits for the leader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from harvester.stack import java
 from harvester.stack.stack import free_ports
 from tests.support.brokers import Brokers, three_brokers
 from tests.support.longs import long
@@ -23,6 +25,9 @@ pytestmark = [long, pytest.mark.timeout(300)]
 
 # Their coordinators are on all brokers; some are not on the one that goes.
 IDS = ("t0", "t1", "t2", "t3")
+
+
+LOCK = Path(__file__).parents[2] / "scripts" / "kafka-4.3.0.lock"
 
 
 @pytest.fixture
@@ -63,7 +68,8 @@ def write(producer: Producer, topic: str, value: bytes) -> None:
     assert producer.flush(30) == 0
 
 
-def test_the_next_transaction_of_the_producer_decides(brokers: Brokers) -> None:
+def committed_without_a_leader(brokers: Brokers) -> dict[str, Producer]:
+    """Producers that have been told that their transaction is committed, by the name of their topic, on broker 3."""
     admin = AdminClient(options(brokers))
     topics = [NewTopic(one, 1, replica_assignment=[[3]], config={"min.insync.replicas": "1"}) for one in IDS]
     for created in admin.create_topics(topics).values():
@@ -78,22 +84,36 @@ def test_the_next_transaction_of_the_producer_decides(brokers: Brokers) -> None:
         60,
         "no leader",
     )
-    ended = []
+    ended = {}
     for name, producer in producers.items():
         try:
             producer.commit_transaction(5)
-            ended.append(name)
+            ended[name] = producer
         except KafkaException:  # its coordinator is away
             pass
     assert len(ended) >= 2
     brokers.start(3)
-    for name in ended:
-        # The producer has been told that it is committed.
+    return ended
+
+
+def test_the_broker_of_the_stack_ends_them_when_there_is_a_leader(brokers: Brokers) -> None:
+    for name in committed_without_a_leader(brokers):
+        eventually(partial(holds, brokers, name, [b"first"]), 30, "the markers")
+
+
+def test_with_kafka_4_3_the_next_transaction_of_the_producer_decides(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    jars = java.locked_jars("kafka-4.3.0", LOCK.read_text(), what="Kafka 4.3.0")
+    monkeypatch.setenv("HARVESTER_KAFKA_JARS", str(jars))
+    brokers: Brokers = request.getfixturevalue("brokers")
+    aborted, *others = committed_without_a_leader(brokers).items()
+    for name, producer in (aborted, *others):
         assert committed(brokers, name) == []
-        write(producers[name], name, b"second")
-        if name == ended[0]:
-            producers[name].abort_transaction(30)
-        else:
-            producers[name].commit_transaction(30)
-        expected = [] if name == ended[0] else [b"first", b"second"]
-        eventually(partial(holds, brokers, name, expected), 30, "the markers")
+        write(producer, name, b"second")
+    aborted[1].abort_transaction(30)
+    for _, producer in others:
+        producer.commit_transaction(30)
+    eventually(partial(holds, brokers, aborted[0], []), 30, "the markers")
+    for name, _ in others:
+        eventually(partial(holds, brokers, name, [b"first", b"second"]), 30, "the markers")

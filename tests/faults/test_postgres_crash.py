@@ -6,8 +6,10 @@ undone, and nothing that is pending may touch the rows that have the ids now.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
 
+FLUSHING = "SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')"
 ROWS = 60  # more than a sequence skips after a crash (32)
 PATIENT: dict[str, Any] = {"session_timeout": "30s", "heartbeat_timeout": "10s", "drain_interval": "15s"}
 
@@ -36,10 +39,16 @@ def postgres(servers: Servers) -> Iterator[Private]:
 
 @pytest.fixture
 def scene(postgres: Private, tmp_path: Path) -> Iterator[Scene]:
-    with postgres.scene(tmp_path) as made:
-        made.db.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")  # so that nobody flushes but who has to
-        made.db.execute("SELECT pg_reload_conf()")
+    with postgres.scene(tmp_path) as made, ExitStack() as thawed:
+        for (pid,) in made.db.execute(FLUSHING).fetchall():
+            os.kill(pid, signal.SIGSTOP)  # so that nobody flushes but who has to
+            thawed.callback(thaw, pid)
         yield made
+
+
+def thaw(pid: int) -> None:
+    with suppress(ProcessLookupError):  # crashed
+        os.kill(pid, signal.SIGCONT)
 
 
 def rows(name: str) -> list[tuple[str | None, str | None]]:

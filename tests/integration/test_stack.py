@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester import stack
@@ -68,22 +67,6 @@ def test_the_life_of_a_stack(directory: Path) -> None:
     assert sorted(stack.down(directory)) == ["kafka", "postgres"]
     assert stack.down(directory, delete=True) == []
     assert not directory.exists()
-
-
-def test_a_broker_that_stops_does_not_leave_its_partitions_without_a_leader(directory: Path, servers: Servers) -> None:
-    """While they had none, Kafka 4.3 would end transactions on them without their markers (KAFKA-20734)."""
-    info = stack.up(directory, replace(FAST, dsn=servers.dsn))
-    client = AdminClient({"bootstrap.servers": info.bootstrap, "log_level": 0})
-    client.create_topics([NewTopic("kept", num_partitions=3)])["kept"].result(timeout=30)
-    producer = Producer({"bootstrap.servers": info.bootstrap, "log_level": 0})
-    for number in range(3):
-        producer.produce("kept", b"", partition=number)
-    assert producer.flush(30) == 0  # they have a leader: a broker that still makes partitions says the same words
-    stack.stop(directory, "kafka")
-    assert info.kafka_log is not None
-    _, _, ending = info.kafka_log.read_text().partition("Terminating process due to signal SIGTERM")
-    assert ending, "it was told to stop"
-    assert "Removed fetcher for partitions" not in ending, "that is, for partitions it leads no more"
 
 
 def test_a_server_that_does_not_come_up_says_why(directory: Path, servers: Servers) -> None:

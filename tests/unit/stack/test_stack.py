@@ -167,7 +167,7 @@ def test_jars_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HARVESTER_KAFKA_JARS", str(tmp_path))
     with pytest.raises(StackError, match="it contains no Kafka broker"):
         java.broker_jars()
-    (tmp_path / "kafka_2.13-4.3.0.jar").touch()
+    (tmp_path / "kafka_2.13-4.2.1.jar").touch()
     assert java.broker_jars() == tmp_path
 
 
