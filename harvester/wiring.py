@@ -27,7 +27,7 @@ from harvester.neli.election import ElectionTiming
 from harvester.neli.group import Group, GroupListener, Identity
 from harvester.neli.topic import ask_cluster_id
 from harvester.outbox.archive import ArchiveKeeper
-from harvester.outbox.leader_session import MarkSession, Owner
+from harvester.outbox.leader_session import SILENCE_MARGIN_S, MarkSession, Owner
 from harvester.outbox.overview import BacklogWatch
 from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.relay import failpoints
@@ -50,6 +50,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 _REVOKE_MARGIN_S = 1.0
 _LINGER_MARGIN_S = 1.0  # a shard checks the clock twice a second
 _LONGEST_HAND_OVER_S = 300.0
+_STATEMENT_HEARTBEATS, _HAND_OVER_HEARTBEATS = 6, 2  # after which a statement is given up, and leadership
 _SHARDS_PER_CORE = 2  # more would compete for the cores, with less to do at a time
 _LEAST_ANSWER_S, _LEAST_SILENCE_S = 3.0, 5.0  # a healthy shard on a starved machine needs this long
 
@@ -136,9 +137,9 @@ def assemble(
         announcer=announcer,
         log_of=log_of,
         budget=RestartBudget(limits.restart_budget, limits.restart_window.total_seconds()),
-        hand_over=HandOver(2 * heartbeat_s, _LONGEST_HAND_OVER_S),
+        hand_over=HandOver(_HAND_OVER_HEARTBEATS * heartbeat_s, _LONGEST_HAND_OVER_S),
     )
-    statement_timeout_s = 6 * heartbeat_s
+    statement_timeout_s = _STATEMENT_HEARTBEATS * heartbeat_s
     marker = supervisor.marker = Marker(
         MarkSession(config.dsn, config.table, f"harvester {config.name}", statement_timeout_s),
         RetryDelays(
@@ -185,6 +186,16 @@ def expiry_s(config: Config) -> float:
     """
     limits = config.limits
     return (limits.session_timeout + limits.heartbeat_timeout + config.delivery_timeout).total_seconds()
+
+
+def unaware_s(config: Config) -> float:
+    """After this, a leader whose term was taken has noticed it, even without its database, and nothing that it sent is
+    on the wire (P32). A statement without an answer, and the hand-over after it, take longest.
+    """
+    limits = config.limits
+    heartbeats_s = (_STATEMENT_HEARTBEATS + _HAND_OVER_HEARTBEATS) * limits.heartbeat_timeout.total_seconds()
+    blind_s = heartbeats_s + SILENCE_MARGIN_S + config.delivery_timeout.total_seconds()
+    return max(blind_s, expiry_s(config))
 
 
 def progress_topic(config: Config) -> ProgressTopic | None:

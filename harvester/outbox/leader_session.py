@@ -251,9 +251,13 @@ class TermSession:
         """Withdraw `want_term`."""
         self._open().execute(queries.forget_wish(self.table), {"name": name})
 
-    def note_delivery(self, term: int, holder: UUID, delivery: str, progress_topic: str | None) -> None:
+    def note_delivery(
+        self, term: int, holder: UUID, delivery: str, progress_topic: str | None, kind: str = "harvester"
+    ) -> None:
         """What the previous term left behind is settled; from now on the row describes this term's delivery."""
-        values = {"delivery": delivery, "progress_topic": progress_topic, "term": term, "holder": holder}
+        values = {
+            "delivery": delivery, "kind": kind, "progress_topic": progress_topic, "term": term, "holder": holder,
+        }  # fmt: skip
         self._open().execute(queries.note_delivery(self.table), values)
 
     def release(self, term: int, holder: UUID) -> None:

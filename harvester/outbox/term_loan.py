@@ -1,15 +1,16 @@
 """The term on loan: how a bulk drain borrows it from the harvesters, keeps it, and returns it (rule P32).
 
-The term row records who has the term (`holder_kind`), and until when, by the database's clock (`lease_until`). No
+The term row records who has the term, and until when, by the database's clock (`lease_until`). No
 harvester takes a term whose lease has not expired; each checks again once a second. So whatever the borrower does under
 the term, it must have stopped when the lease ends, and then nobody needs to wait for anything.
 
 1. *Ask.* `wanted_by` makes the leader finish what is on the wire and release the term, and keeps others from taking it.
-   An idle leader sees it within a second, a busy one within five, a paused or dead one not at all.
-2. *Take*, by compare and set. A term that was not released in time is taken anyway; what its leader had on the wire may
-   then still arrive for S + H + D, which is waited out under the lease. Another borrower's unexpired lease is waited
-   for first; an expired one left nothing behind.
+   A leader sees it within a second, a busy one within five, one that has lost its database or its life not at all.
+2. *Take*, by compare and set. A term that was not released in time is taken anyway. Until its leader has noticed and
+   what it had on the wire has arrived, the borrower waits under the lease. Another borrower's unexpired lease is
+   waited for first; an expired one left nothing behind, if that borrower had come as far as step 4.
 3. *Settle* what an exactly-once predecessor left behind: `settle`, which fences all lanes and purges what they name.
+   Only then does the row say that a drain has the term (`holder_kind`); until then a successor has to wait as well.
 4. *Renew* while working; *release* at the end. If a borrower dies, others wait until its lease has expired.
 """
 
@@ -49,7 +50,7 @@ _Taken = tuple[TermRow, int, datetime]  # the previous row, the new term, the en
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the leader may take to finish, and what it had on the wire to arrive (S + H + D)."""
+    """How long the leader may take to finish, and how long after that it may still send, in seconds."""
 
     release_s: float
     expiry_s: float
@@ -111,7 +112,7 @@ class Borrower:
                     self.give_up()
                     return None
             self._settle(row, term, self._holder, incarnation)
-            self._session.note_delivery(term, self._holder, _AT_LEAST_ONCE, None)
+            self._session.note_delivery(term, self._holder, _AT_LEAST_ONCE, None, "drain")
             return self.renew()
 
     def renew(self) -> Loan:

@@ -10,7 +10,7 @@ second one can be requested before the first one's rows have been handled. A new
 from the bookmark in the term row, or from the head if there is none (P38). Between marks the reader lists the holders
 of locks that could still fill a gap of the scan (P10). The same query shows whether ids have started again, and whether
 somebody asks for the term (P32). A mark that returns nothing is repeated if a transaction that resting gaps wait for
-has ended.
+has ended. A leader that can send nothing, or is paused, requests no marks: then the term row is read each second.
 
 *Liveness* (P14). `is_working` is true while the loop turns, or waits within its own bounded retry or for a statement
 limited by its own timeout. A thread that has died or hangs for longer ends the leadership.
@@ -31,13 +31,13 @@ import psycopg
 from harvester.errors import BrokerError, OutboxError, TermLost
 from harvester.neli.group import Group
 from harvester.outbox.connection import one_line, why_another
-from harvester.outbox.leader_session import Holders, MarkSession, Owner, Session
+from harvester.outbox.leader_session import Holders, MarkSession, Owner, Session, TermRow
 from harvester.outbox.sql.queries import Row
 from harvester.relay.core import messages as m
 from harvester.relay.core.scan import Bookmark, Scan
 from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import TrustCell, Waker
-from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermTaker
+from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TakenTerm, TermTaker
 
 _STALL_MARGIN_S = 10.0
 _TURN_S = 1.0  # the loop turns this often while it rests, however long that is
@@ -109,6 +109,7 @@ class Marker(threading.Thread):
         self._unregistered = False
         self._doubted = False
         self._checked = True  # the session is known to be with the right database
+        self._watched_at = 0.0  # when the term row was last read because nothing was requested
 
     def perform(self, command: Work) -> None:
         """Queue a command; thread-safe."""
@@ -207,6 +208,26 @@ class Marker(threading.Thread):
         except psycopg.Error:
             self._session.close()
         self._waker.clear()
+        taken, now = self._taker.taken, time.monotonic()
+        if taken is not None and self._relay.wants_term(taken.holder) and now - self._watched_at >= _TURN_S:
+            self._watched_at = now
+            self._watch(taken)
+
+    def _watch(self, taken: TakenTerm) -> None:
+        """Report whether the term is lent, or asked for: what shards hold must not be sent beside a drain (P32)."""
+        if self._commands or not self._connected():
+            return
+        try:
+            row = self._session.read_term()
+        except (psycopg.Error, OutboxError) as error:
+            self._lost(error)
+            return
+        if not self._is_where(taken, row):
+            return
+        if row.holder != taken.holder:
+            self.report(m.TermGone(taken.holder))
+        elif row.lent_to is not None:
+            self.report(m.TermWanted(taken.holder, row.lent_to))
 
     def _take(self, command: m.TakeTerm) -> None:
         """Try until the term is taken, trust in us has expired, or the leadership is over (P8)."""
@@ -278,6 +299,12 @@ class Marker(threading.Thread):
             self._lost(error)
             self.report(m.StatementFailed(command.number, one_line(error)))
             return False
+        return self._is_where(taken, row)
+
+    def _is_where(self, taken: TakenTerm, row: TermRow) -> bool:
+        """Whether the row is of the database on which the term was taken."""
+        if self._checked:
+            return True
         assert self._session.place is not None, "open() sets it"
         reason = why_another(self._session.place, row.term, taken.place, taken.term)
         self._checked = reason is None

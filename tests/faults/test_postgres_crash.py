@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.harvesting import Scene, wait_leads
+from tests.support.harvesting import Embedded, Scene, wait_leads
 from tests.support.hooks import Plan
 from tests.support.marking import BOTH, wait_listed
 from tests.support.private import Private, private
@@ -66,6 +66,23 @@ def hasty(scene: Scene) -> list[int]:
     with psycopg.connect(scene.dsn) as writer:
         writer.execute("SET synchronous_commit = off")
         return scene.add(*rows("hasty"), db=writer)
+
+
+def listed(scene: Scene, running: Embedded, writer: psycopg.Connection[Any]) -> list[int]:
+    """Ids of an open transaction that the harvester has seen; none if it has flushed them itself, with its bookmark."""
+    writer.rollback()
+    (before,) = one_row(writer, "SELECT pg_current_wal_insert_lsn()")
+    ids = scene.add(*rows("undone"), db=writer)
+    wait_listed(running)
+    wait_listed(running)
+    (is_flushed,) = one_row(writer, "SELECT pg_current_wal_flush_lsn() > %s::pg_lsn", before)
+    return [] if is_flushed else ids
+
+
+def one_row(db: psycopg.Connection[Any], query: str, *values: Any) -> tuple[Any, ...]:
+    row = db.execute(query, values).fetchone()
+    assert row is not None
+    return tuple(row)
 
 
 def check(scene: Scene, old: list[int]) -> None:
@@ -132,9 +149,7 @@ def test_ids_that_a_crash_takes_back_are_not_taken_for_a_restart(scene: Scene, p
         old = hasty(scene)
         reached()  # Kafka has committed, the database has deleted nothing
         beside = psycopg.connect(scene.dsn)
-        undone = scene.add(*rows("undone"), db=beside)
-        wait_listed(running)
-        wait_listed(running)
+        undone = eventually(lambda: listed(scene, running, beside), what="ids that are seen and not flushed")
         crash(scene, postgres)
         beside.close()
         with scene.writer() as other:

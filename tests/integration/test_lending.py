@@ -20,6 +20,7 @@ from harvester.outbox.leader_session import MarkSession, TermRow, TermSession
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_loan import Borrower, Loan, Patience
 from tests.support.harvesting import Embedded, Scene, causal
+from tests.support.proxy import Proxy
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes", "tests.support.mark_sessions"]
@@ -227,18 +228,62 @@ def test_a_suspended_harvester_stops(scene: Scene) -> None:
         assert term_row(scene, "holder, wanted_by") == (loan.holder, None)
 
 
-def test_a_paused_leader_loses_its_term_and_waits_for_it_too(scene: Scene) -> None:
-    """It marks nothing, so it does not notice that it is asked; it has nothing on the wire either."""
-    with (
-        scene.embedded() as running,
-        drain(scene, patience=Patience(release_s=0.5, expiry_s=0.0)) as borrowing,
-    ):
+def test_a_drain_that_gives_up_while_it_waits_leaves_the_wait_to_the_next(scene: Scene) -> None:
+    scene.db.execute("UPDATE outbox_term SET term = 7, holder = gen_random_uuid(), holder_name = 'dead'")
+    with drain(scene, patience=Patience(release_s=0.2, expiry_s=60.0)) as first:
+
+        def stop() -> None:
+            eventually(lambda: len(first.said) == 2, what="it waits")
+            first.over.set()
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        assert first.borrower.take(first.said.append, first.over.is_set) is None
+        stopping.join(30)
+    with drain(scene, patience=Patience(release_s=0.2, expiry_s=1.0)) as second:
+        second.take()
+        assert second.said[-1] == "term not released: what its leader sent may still arrive for 1 s"
+        second.borrower.give_up()
+    with drain(scene) as third:  # the second one was through with it, and nothing of its own is on the wire
+        third.take()
+        assert third.said == []
+
+
+def test_a_paused_leader_lends_its_term_and_waits_for_it_too(scene: Scene) -> None:
+    """It marks nothing, and notices all the same that it is asked."""
+    with scene.embedded() as running, drain(scene) as borrowing:
         running.wait_leading()
         running.harvester.pause()
         borrowing.take()
+        assert borrowing.settled[0].holder is None
         running.harvester.resume()
         eventually(lambda: suspended(running), what="the leader waits")
         scene.add(("k", "1"))
         borrowing.borrower.release()
         scene.wait_left()
         assert scene.published() == {"k": ["1"]}
+
+
+@pytest.mark.parametrize("release_s", [3.0, 0.0])
+def test_a_leader_that_can_send_nothing_sends_nothing_beside_a_drain(
+    scene: Scene, kafka: Proxy, release_s: float
+) -> None:
+    """It has no room, and so it marks nothing; its shard would go on with what it holds as soon as Kafka is back.
+
+    Also if its term is taken before it has noticed that it is asked.
+    """
+    given = {"bootstrap.servers": kafka.address}
+    with (
+        scene.embedded(producer_kafka_config=given, shards=1, max_in_flight_records=4) as running,
+        drain(scene, patience=Patience(release_s, expiry_s=0.0)) as borrowing,
+    ):
+        running.wait_leading()
+        kafka.cut()
+        scene.add(*((f"k{number}", "1") for number in range(4)))
+        eventually(lambda: running.harvester.status().shards[0].retries >= 4, what="all of them are held")
+        borrowing.take()
+        eventually(lambda: suspended(running), what="the leader waits")
+        kafka.open()
+        borrowing.borrower.release()
+        scene.wait_left()
+    assert scene.published() == causal([f"k{number}" for number in range(4)], 1)

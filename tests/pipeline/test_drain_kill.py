@@ -45,7 +45,8 @@ def test_a_killed_driver_is_followed_by_one_that_waits_for_its_lease(
 
 
 def test_a_killed_executor_is_replaced_and_the_task_starts_over(slice_drain: SliceDrain) -> None:
-    with slice_drain.start("--lease=180s", *ONE_BY_ONE, master="local-cluster[1,1,1024]") as running:
+    given = ("--lease=180s", "--kafka=delivery.timeout.ms=15000", *ONE_BY_ONE)
+    with slice_drain.start(*given, master="local-cluster[1,1,1024]") as running:
         word = b"CoarseGrainedExecutorBackend"
         # To look for it only when it has begun would take too long.
         [executor, *_] = eventually(lambda: descendants(running.pid, word), START_S, "the executor")
@@ -54,6 +55,7 @@ def test_a_killed_executor_is_replaced_and_the_task_starts_over(slice_drain: Sli
         assert slice_drain.sent() < RECORDS
         assert slice_drain.left() == RECORDS
         assert running.wait(START_S) == 0, running.output
+        assert "a task was repeated: what it sent before may still arrive for 15 s" in running.output
     assert_held(slice_drain.judged())
 
 

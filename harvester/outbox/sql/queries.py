@@ -373,11 +373,12 @@ def want_term(table: OutboxTable) -> str:
 def borrow_term(table: OutboxTable) -> str:
     """Borrow the term, for a bulk drain (P32), otherwise like `take_term`; returns the term and the end of the lease.
 
+    `holder_kind` stays that of the predecessor until what this one left behind is settled (`note_delivery`).
     Parameters as for `take_term`, and lease_s.
     """
     return (
         f"UPDATE {doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
-        " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp(), holder_kind = 'drain',"
+        " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp(),"
         " lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s), wanted_by = NULL, wanted_until = NULL"
         f" WHERE term = %(expected)s AND {_LENT} IS NOT TRUE AND ({_WANTED} IS NOT TRUE OR wanted_by = %(name)s)"
         f" AND {_OURS} RETURNING term, lease_until"
@@ -393,11 +394,13 @@ def renew_loan(table: OutboxTable) -> str:
 
 
 def note_delivery(table: OutboxTable) -> str:
-    """Set the term's delivery mode; parameters delivery, progress_topic (NULL: unchanged), term, holder."""
+    """Set the term's delivery mode and holder_kind; parameters delivery, kind, progress_topic (NULL: unchanged), term,
+    holder.
+    """
     return (
         f"UPDATE {doubled(table.term)} SET delivery = %(delivery)s,"
         " progress_topic = coalesce(%(progress_topic)s, progress_topic),"
-        " holder_kind = CASE WHEN holder_kind = 'moved' THEN 'harvester' ELSE holder_kind END"
+        " holder_kind = %(kind)s"
         " WHERE term = %(term)s AND holder = %(holder)s"
     )
 

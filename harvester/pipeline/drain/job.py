@@ -46,7 +46,7 @@ from harvester.pipeline.errors import PipelineError
 from harvester.record import RowVersions
 from harvester.relay.at_least_once import RESERVED
 from harvester.relay.term import AT_LEAST_ONCE
-from harvester.wiring import expiry_s, owner_of, take_over_mode
+from harvester.wiring import owner_of, take_over_mode, unaware_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ def settle(config: Config, is_over: Callable[[], bool]) -> Callable[[TermRow, in
 
 
 _TURN_S = 0.2
+_NOTICE_S = 5.0  # a busy leader looks this often whether it is asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,8 @@ def run(
     refuse(spark, config)
     durations = times(settings.lease, check(settings.kafka))
     limits = config.limits
-    patience = Patience((limits.drain_interval + config.delivery_timeout).total_seconds(), expiry_s(config))
+    release_s = (limits.drain_interval + config.delivery_timeout).total_seconds() + _NOTICE_S
+    patience = Patience(release_s, unaware_s(config))
     borrower = Borrower(
         config.dsn, config.table, config.name, settings.lease, patience, settle(config, stop), owner=owner_of(config)
     )
@@ -308,6 +310,12 @@ class _Drain:
             self._writer.cancel()
             raise
         self._check_limits(topics)
+        if self._writer.has_repeated():
+            self._waiting(f"a task was repeated: what it sent before may still arrive for {self._times.delivery:.0f} s")
+            until = time.monotonic() + self._times.delivery
+            while time.monotonic() < until:
+                time.sleep(_TURN_S)
+                self._keep()
         self._in_doubt = False
 
     def _check_limits(self, topics: Mapping[str, TopicLimits]) -> None:

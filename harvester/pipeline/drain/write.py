@@ -81,6 +81,7 @@ class Topics:
 
 
 _GROUP = "harvester drain"
+_TOLD_S, _LOOK_S = 5.0, 0.01
 _NEVER_MS = 9_999_999_999_999
 _NO_IDS = (1, 0)
 _ANY_LIMITS = (1 << 20, 1 << 20)
@@ -119,6 +120,20 @@ class SliceWriter:
             ids = chosen.ids[0], chosen.ids[-1]
             rows = self._read(shape, ids, chosen.headers[1], more, shifted=chosen.shifted)
             self._save(sink_rows(rows, stamp, chosen.headers, deadline_ms), limits)
+
+    def has_repeated(self) -> bool:
+        """Whether a task of the last slice failed and was repeated: its producer, which Spark keeps, may still send.
+
+        True also if Spark does not say.
+        """
+        tracker, deadline = self._context.statusTracker(), time.monotonic() + _TOLD_S
+        number = max(tracker.getJobIdsForGroup(_GROUP), default=-1)
+        while (job := tracker.getJobInfo(number)) is None or job.status == "RUNNING":  # Spark counts after the fact
+            if time.monotonic() >= deadline:
+                return True
+            time.sleep(_LOOK_S)
+        stages = [tracker.getStageInfo(one) for one in job.stageIds]
+        return any(one is None or one.numFailedTasks > 0 for one in stages)
 
     def cancel(self) -> None:
         """Cancels the running tasks, as far as they can be reached."""

@@ -153,7 +153,9 @@ class Outbox:
         self.row = replace(self.row, term=expected + 1, holder=holder)
         return self.row.term
 
-    def note_delivery(self, _term: int, _holder: UUID, delivery: str, progress_topic: str | None) -> None:
+    def note_delivery(
+        self, _term: int, _holder: UUID, delivery: str, progress_topic: str | None, _kind: str = "harvester"
+    ) -> None:
         """What the predecessor left behind is settled."""
         self.row = replace(self.row, delivery=delivery, progress_topic=progress_topic or self.row.progress_topic)
 
