@@ -81,4 +81,5 @@ class AsyncpgLeasedStasher(AsyncLeasedStasherBase[Connection, Connection, Connec
         with self._taken_back() as outcome:
             async with connection.transaction():
                 yield
+                await connection.execute("SELECT")  # fails after an error that was caught, as COMMIT does not
             outcome.committed = True

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
@@ -140,6 +140,10 @@ class AsyncSqlalchemyStasher(AsyncStasherBase["AsyncTarget", "AsyncEngine", "Asy
                 yield connection
 
 
+_ALIVE = text("SELECT")
+"""Fails after an error that was caught: PostgreSQL answers the COMMIT with a rollback, and without an error."""
+
+
 class SqlalchemyLeasedStasher(LeasedStasherBase[Target, Engine, Connection]):
     """Made by `SqlalchemyStasher.leased`; see `harvester.LeasedStasher`. For one thread at a time."""
 
@@ -151,6 +155,8 @@ class SqlalchemyLeasedStasher(LeasedStasherBase[Target, Engine, Connection]):
             with target.begin_nested() if target.in_transaction() else target.begin() as begun:
                 yield
                 committed = begun.is_active  # not if it was rolled back explicitly
+                if committed:
+                    target.execute(_ALIVE)
             outcome.committed = committed
 
 
@@ -164,6 +170,8 @@ class AsyncSqlalchemyLeasedStasher(AsyncLeasedStasherBase["AsyncTarget", "AsyncE
             async with target.begin_nested() if target.in_transaction() else target.begin() as begun:
                 yield
                 committed = begun.is_active  # not if it was rolled back explicitly
+                if committed:
+                    await target.execute(_ALIVE)
             outcome.committed = committed
 
 

@@ -60,6 +60,16 @@ def test_a_transaction_that_does_not_commit_takes_its_numbers_back(desk: LeasedD
     assert top(database) == (1, 2, "2")
 
 
+def test_an_error_that_was_caught_ends_the_transaction_all_the_same(desk: LeasedDesk, database: str) -> None:
+    """PostgreSQL answers its COMMIT with a rollback, and without an error."""
+    writer = desk.writer(desk.lease("reader"))
+    desk.run(writer, (record(1), "1"))
+    with pytest.raises(Exception, match="transaction"):
+        desk.run(writer, (record("lost"), "2"), spoils=True)
+    assert desk.run(writer, (record(2), "2"))[0].sequence == 2
+    assert values(database) == ["1", "2"]
+
+
 def test_refusals_leave_the_transaction_as_it_was(desk: LeasedDesk, database: str) -> None:
     lease = desk.lease("reader")
     writer = desk.writer(lease)

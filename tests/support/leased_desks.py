@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import asyncpg
@@ -22,16 +22,20 @@ from tests.support.desks import asyncpg_options, engine_of
 
 Step = tuple[OutboxRecord | Sequence[OutboxRecord], str | None]
 """What to stash, one record or a batch, with its position."""
+_FAILS = "SELECT 1 / 0"
 
 
 class LeasedDesk(Protocol):
-    """`run` does all of its steps in one `transaction` of the writer, and fails it where it is told to."""
+    """`run` does all of its steps in one `transaction` of the writer, and fails it where it is told to.
+
+    `spoils`: a statement fails after them, and nobody cares.
+    """
 
     def lease(self, name: str) -> Lease: ...
 
     def writer(self, lease: Lease) -> Any: ...
 
-    def run(self, writer: Any, *steps: Step, error: Exception | None = None) -> list[Stashed]: ...
+    def run(self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False) -> list[Stashed]: ...
 
 
 class _Blocking:
@@ -42,7 +46,7 @@ class _Blocking:
     def lease(self, name: str) -> Lease:
         return self.stasher.lease(self.engine, name)
 
-    def run(self, writer: Any, *steps: Step, error: Exception | None = None) -> list[Stashed]:
+    def run(self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False) -> list[Stashed]:
         found: list[Stashed] = []
         with self.open_target(self.engine) as target, writer.transaction(target):
             for what, position in steps:
@@ -50,6 +54,9 @@ class _Blocking:
                     found.append(writer.stash(target, what, position=position))
                 else:
                     found += writer.stash_many(target, what, position=position)
+            if spoils:
+                with suppress(sqlalchemy.exc.DBAPIError):
+                    target.execute(sqlalchemy.text(_FAILS))
             if error is not None:
                 raise error
         return found
@@ -64,7 +71,7 @@ class _Async:
         lease: Lease = self.runner.run(self.stasher.lease(self.source, name))
         return lease
 
-    def run(self, writer: Any, *steps: Step, error: Exception | None = None) -> list[Stashed]:
+    def run(self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False) -> list[Stashed]:
         async def perform() -> list[Stashed]:
             found: list[Stashed] = []
             async with writer.transaction(self.target):
@@ -73,6 +80,10 @@ class _Async:
                         found.append(await writer.stash(self.target, what, position=position))
                     else:
                         found += await writer.stash_many(self.target, what, position=position)
+                if spoils:
+                    with suppress(sqlalchemy.exc.DBAPIError, asyncpg.DataError):
+                        is_plain = isinstance(self.target, asyncpg.Connection)
+                        await self.target.execute(_FAILS if is_plain else sqlalchemy.text(_FAILS))
                 if error is not None:
                     raise error
             return found
@@ -87,7 +98,7 @@ class _Django:
         self.stasher = DjangoStasher(table, alias)
         self.lease, self.writer = self.stasher.lease, self.stasher.leased
 
-    def run(self, writer: Any, *steps: Step, error: Exception | None = None) -> list[Stashed]:
+    def run(self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False) -> list[Stashed]:
         found: list[Stashed] = []
         with writer.transaction():
             for what, position in steps:
@@ -95,6 +106,11 @@ class _Django:
                     found.append(writer.stash(what, position=position))
                 else:
                     found += writer.stash_many(what, position=position)
+            if spoils:
+                from django.db import DataError, connections
+
+                with suppress(DataError), connections[self.stasher.using].cursor() as cursor:
+                    cursor.execute(_FAILS)
             if error is not None:
                 raise error
         return found

@@ -26,7 +26,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from harvester.errors import NoTransaction, OutboxError
 from harvester.outbox.lease_steps import Numbered, not_apart
 from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
-from harvester.outbox.stasher import LeasedStasher, Stasher
+from harvester.outbox.stasher import LeasedStasher, Stasher, require_alive
 from harvester.outbox.tables import OutboxTable
 from harvester.record import OutboxRecord
 
@@ -111,6 +111,8 @@ class DjangoLeasedStasher(Numbered):
             with transaction.atomic(self._stasher.using):
                 yield
                 rolls_back = transaction.get_rollback(self._stasher.using)
+                if not rolls_back:
+                    require_alive(psycopg_connection(connections[self._stasher.using]))
             outcome.committed = not rolls_back
 
 
