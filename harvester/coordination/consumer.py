@@ -200,19 +200,20 @@ class CoordinatedConsumer:
 
     def __iter__(self) -> Iterator[Any]:
         """Records, until the consumer is stopped or closed."""
-        records = (record for record in self._offers(lambda: _IDLE_S) if record is not None)
-        return records if self._claim_checks is None else map(self._claim_checks.resolve, records)
+        offers = self._offers(lambda: _IDLE_S) if self._claim_checks is None else self._polls()
+        return (record for record in offers if record is not None)
 
     def poll(self, timeout_s: float) -> Any:
         """The next record that may be processed, or None. Raises the error that ended the coordination."""
-        record = self._next(timeout_s)
-        return record if record is None or self._claim_checks is None else self._claim_checks.resolve(record)
+        if self._claim_checks is None:
+            return self._next(timeout_s)
+        return next(iter(self._resolved(1, timeout_s)), None)
 
     def consume(self, most: int, timeout_s: float) -> list[Any]:
         """Up to `most` records of any partitions; waits for the first one, and returns those that have arrived with it.
 
-        Half as many suffice if a partition has no more: lists of a single partition are committed fastest. Raises
-        ValueError if `most` is less than 1.
+        Half as many suffice if a partition has no more: lists of a single partition are committed fastest. At most
+        once, and with values from a store, all are of one partition. Raises ValueError if `most` is less than 1.
         """
         at_least_one(most)
         return self._consume(most, timeout_s) if self._claim_checks is None else self._resolved(most, timeout_s)
@@ -228,13 +229,16 @@ class CoordinatedConsumer:
         return record_batch(self.consume(most, timeout_s))
 
     def _consume(self, most: int, timeout_s: float) -> list[Any]:
-        """Events are delivered before the first record is taken, and not later: their handler may raise."""
+        """Events are delivered before the first record is taken, and not later: their handler may raise.
+
+        At most once, all are of one batch: asking for the next one says that this one has been dealt with.
+        """
         records = self._batch.take_some(most, clock_s()) if clock_s() < self._attend_at else []
         if not records:
             first = self._poll(timeout_s)
             records = [] if first is None else [first, *self._batch.take_some(most - 1, clock_s())]
         fetched = False
-        while records and 2 * len(records) < most:
+        while records and 2 * len(records) < most and not self.settings.at_most_once:
             more = self._replace_batch(self._turns.after(self._batch)).take_some(most - len(records), clock_s())
             if not more and fetched:
                 break
@@ -435,6 +439,10 @@ class CoordinatedConsumer:
             yield record
             if record is not None:
                 yield from self._batch.handed_out(clock_s)
+
+    def _polls(self) -> Iterator[Any]:
+        while not self._is_over:
+            yield self.poll(_IDLE_S)
 
     def _offer_batches(self, most: int) -> Iterator[list[Any] | None]:
         while not self._is_over:

@@ -154,6 +154,14 @@ class Position:
     generation: int
 
 
+def _went_back(place: str, what: str, before: int, now: int) -> InboxError:
+    return InboxError(
+        f"the row of {place} went back from {what} {before} to {now}:"
+        " the database was restored, or a failover lost commits",
+        hint="open the partition again and read on from its position",
+    )
+
+
 class OpenPartitions:
     """The partitions that a group's consumer has open."""
 
@@ -249,14 +257,14 @@ class InboxTransaction:
             if row is None:
                 raise InboxError(f"the row of {topic}[{number}] is gone", hint="open the partition again")
             generation, version, next_offset, seen = row
-            if generation != partition.generation:  # lower ones, too: the row went back
+            if generation > partition.generation:
                 raise InboxFenced(topic, number, ours=partition.generation, theirs=generation)
-            if version < partition.version:  # continuing would skip what the row no longer knows
-                raise InboxError(
-                    f"the row of {topic}[{number}] went back from version {partition.version} to {version}:"
-                    " the database was restored, or a failover lost commits",
-                    hint="open the partition again and read on from its position",
-                )
+            for what, before, now in (
+                ("generation", partition.generation, generation),
+                ("version", partition.version, version),
+            ):
+                if now < before:  # continuing would skip what the row no longer knows
+                    raise _went_back(f"{topic}[{number}]", what, before, now)
             if partition.stale:
                 partition.load(next_offset, version, seen)
             elif partition.version != version:

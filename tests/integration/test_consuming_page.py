@@ -181,17 +181,24 @@ def test_batches_go_through_the_inbox(example: Example, empty_database: str) -> 
             return [entry for (entry,) in connection.execute("SELECT entry FROM ledger").fetchall()]
 
         class Watched(CoordinatedConsumer):
-            """Ends once all effects are there."""
+            """Ends once all expected effects are there."""
 
             def commit(self, record: Any) -> None:
                 super().commit(record)
-                if len(entries()) == RECORDS:
+                if len(entries()) == expected:
                     self.stop()
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(harvester, "CoordinatedConsumer", Watched, raising=False)
+            expected = RECORDS
             example.run("handle_batch", connection=connection)
-        assert sorted(map(int, entries())) == list(range(RECORDS))
+            assert sorted(map(int, entries())) == list(range(RECORDS))
+            # A database that is restored knows only the first record of each partition; its table is as young.
+            connection.execute("DELETE FROM ledger")
+            connection.execute("UPDATE harvester_inbox SET next_offset = 1, version = 1, generation = 1")
+            expected = RECORDS - 4
+            example.run("handle_batch", connection=connection)
+        assert len(entries()) == len(set(entries())) == RECORDS - 4
 
 
 def test_arrow_batches_come_until_nothing_is_left(example: Example) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -80,6 +80,16 @@ def test_what_a_consumer_owned_and_did_not_hand_out_when_it_was_closed_is_not_lo
     second = join(at_most_once=True, heartbeat_interval_s=at_most_once.heartbeat_interval_s)
     eventually(lambda: len(handed) + len(second.handed) >= RECORDS, 60, what="all records")
     _assert_in_order([*handed, *second.handed])
+
+
+def test_a_list_is_in_hand_until_the_next_one_is_asked_for(at_most_once: ConsumerSettings) -> None:
+    """Its partition is not released before, for an interval: another client would be handed what follows."""
+    fill(at_most_once, 40)
+    with CoordinatedConsumer(at_most_once) as consumer:
+        records = eventually(lambda: consumer.consume(500, 0.5), what="a list")
+        in_hand = {place.partition: buffer.open_records for place, buffer in consumer._session.buffer.items()}
+        given = Counter(record.partition() for record in records)
+        assert {partition: count for partition, count in in_hand.items() if count} == given
 
 
 def _assert_in_order(handed: Iterable[Handed]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 
 from harvester import AsyncCoordinatedConsumer, CoordinatedConsumer, StoreSettings
+from harvester.claim_check import ClaimChecks
 from harvester.claim_check.reference import HEADER, read, refer, replaced
 from harvester.claim_check.stores import open_store
 from harvester.coordination.dead_letters import DeadLetterTopic
@@ -32,6 +34,7 @@ from tests.support.coordinated import settings
 from tests.support.harvesting import Scene
 from tests.support.inbox import Forged
 from tests.support.large_values import directory, s3
+from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
 __all__ = ["directory", "s3", "settings"]
@@ -118,6 +121,42 @@ def test_a_coordinated_consumer_hands_out_values(
     assert [record.headers() for record in seen] == [[("n", b"%d" % number)] for number in range(10)]
     with CoordinatedConsumer(settings) as successor:  # of its group: all of it is committed
         assert successor.consume(1, 3.0) == []
+
+
+@pytest.mark.parametrize("way", ["poll", "loop"])
+def test_a_record_whose_claim_ended_while_its_value_was_fetched_is_not_handed_out(
+    settings: ConsumerSettings, directory: StoreSettings, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor may have handled it, and what follows it."""
+    fill(settings, directory, 2)
+    asked, may_answer, seen = threading.Event(), threading.Event(), list[Any]()
+    with CoordinatedConsumer(replace(settings, claim_check=directory)) as consumer:
+        resolve = ClaimChecks.resolve
+
+        def slow(checks: ClaimChecks, record: Any) -> Any:
+            if seen:  # the first one
+                asked.set()
+                may_answer.wait(60)
+            return resolve(checks, record)
+
+        monkeypatch.setattr(ClaimChecks, "resolve", slow)
+
+        def take() -> None:
+            for record in consumer if way == "loop" else iter(lambda: consumer.poll(5.0), None):
+                seen.append(record)
+                consumer.commit(record)
+
+        taking = threading.Thread(target=take)
+        taking.start()
+        assert asked.wait(60)
+        token = consumer.claims()[settings.topics[0], 0]
+        consumer.release(settings.topics[0], 0)
+        eventually(lambda: consumer.claims().get((settings.topics[0], 0)) != token, what="the end of the claim")
+        assert [record.offset() for record in seen] == [0]
+        consumer.stop()
+        may_answer.set()
+        taking.join(30)
+    assert [record.offset() for record in seen] == [0]
 
 
 @pytest.mark.parametrize(("workers", "keys"), [(1, 1), (1, 60), (2, 1)])
