@@ -321,33 +321,43 @@ class _Run:
         self._fill_at = 0.0
 
     async def run(self) -> None:
-        handling = self._handling
         try:
-            while not self._is_over:
-                offered = self._next()
-                if offered is None or self._workers > 1 or self._running or not handling.may_pass(offered):
-                    await self._turn(offered)
-                    continue
-                began = clock_s()
-                try:
-                    await self._handler(await self._resolved(offered))
-                except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
-                    handling.took(began)
-                    await asyncio.to_thread(handling.fail_offered, offered, error)
-                else:
-                    handling.took(began)
-                    self._consumer._commit(offered)
-                if handling.is_due:
-                    await self._turn(None)
-            if self._running:
-                await asyncio.wait(self._running)
-            await self._flush()
+            try:
+                await self._offer_all()
+            except Exception:  # the consumer's, or of `on_event`: what is in hand is finished all the same
+                await self._finish()
+                raise
+            await self._finish()
         finally:
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
-        if handling.error is not None:
-            raise handling.error
+        if self._handling.error is not None:
+            raise self._handling.error
+
+    async def _finish(self) -> None:
+        if self._running:
+            await asyncio.wait(self._running)
+        await self._flush()
+
+    async def _offer_all(self) -> None:
+        handling = self._handling
+        while not self._is_over:
+            offered = self._next()
+            if offered is None or self._workers > 1 or self._running or not handling.may_pass(offered):
+                await self._turn(offered)
+                continue
+            began = clock_s()
+            try:
+                await self._handler(await self._resolved(offered))
+            except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
+                handling.took(began)
+                await asyncio.to_thread(handling.fail_offered, offered, error)
+            else:
+                handling.took(began)
+                self._consumer._commit(offered)
+            if handling.is_due:
+                await self._turn(None)
 
     @property
     def _is_over(self) -> bool:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from harvester import AsyncCoordinatedConsumer, CoordinatedConsumer
 from harvester.coordination.dead_letters import DeadLetterTopic
-from harvester.coordination.events import GivenUp
+from harvester.coordination.events import Event, GivenUp, Released
 from harvester.coordination.settings import ConsumerSettings
-from tests.support.coordinated import settings
+from tests.support.coordinated import fill, settings
 from tests.support.handled import Handled, Poison, Start, fill_keys, start
 from tests.support.wait import eventually
 
@@ -177,3 +182,48 @@ def test_workers_share_the_partitions_with_others(settings: ConsumerSettings, st
     eventually(lambda: len(one.values) + len(two.values) >= 2 * ALL, what="all records, again")
     assert set(Counter(one.values + two.values).values()) == {2}
     assert two.values
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_of_the_consumer_waits_for_what_is_in_hand_and_commits_it(
+    settings: ConsumerSettings, is_async: bool
+) -> None:
+    """Here of `on_event`, as another partition is released."""
+    fill(settings, 4)
+    begun, raised, handled = list[int](), threading.Event(), list[tuple[int, int]]()
+
+    def told(event: Event) -> None:
+        if isinstance(event, Released):
+            raised.set()
+            raise ZeroDivisionError
+
+    def finish(record: Any) -> None:
+        if record.partition() in (begun or [record.partition()]):
+            begun.append(record.partition())
+            assert raised.wait(60)
+        handled.append((record.partition(), record.offset()))
+
+    async def finish_in_a_thread(record: Any) -> None:
+        await asyncio.to_thread(finish, record)
+
+    def release(find: Callable[[], CoordinatedConsumer]) -> None:
+        eventually(lambda: begun, what="a record in hand")
+        consumer = find()
+        others = eventually(lambda: consumer.claims().keys() - {(settings.topics[0], begun[0])}, what="another claim")
+        consumer.release(*min(others))
+
+    given = replace(settings, workers=2)
+    with ThreadPoolExecutor() as pool, pytest.raises(ZeroDivisionError):  # noqa: PT012
+        if is_async:
+            consumer = AsyncCoordinatedConsumer(given, on_event=told)
+            releasing = pool.submit(release, lambda: consumer._started)
+            asyncio.run(consumer.run(finish_in_a_thread))
+        else:
+            started = CoordinatedConsumer(given, on_event=told)
+            releasing = pool.submit(release, lambda: started)
+            started.run(finish)
+    releasing.result(30)
+    assert begun[0] in dict(handled)
+    with CoordinatedConsumer(settings) as successor:
+        left = {(record.partition(), record.offset()) for record in iter(lambda: successor.poll(3.0), None)}
+    assert not left & set(handled)
