@@ -161,6 +161,8 @@ class DeltaStore(TableStore):
 _STAGED = "spark.wap.id"
 _KEPT = 100
 _COMPACTED = {"min-input-files": "2", "min-file-size-bytes": str(64 * 2**20)}
+_BOUNDS = "write.metadata.metrics.default"
+"""Of columns that no job looks for there are none: they would hold keys and values, and stay after an erasure."""
 _NEW_TABLE = {
     "format-version": "2",
     "write.wap.enabled": "true",
@@ -215,7 +217,7 @@ class IcebergStore(TableStore):
 
     def _settings(self, table: Table, of_lake: bool) -> Mapping[str, str]:
         metrics = {f"write.metadata.metrics.column.{name}": "full" for name in table.bounded}
-        return _NEW_TABLE | ({"write.metadata.metrics.default": "none"} | metrics if metrics else {})
+        return {**_NEW_TABLE, _BOUNDS: "none", **metrics}
 
     def properties(self, name: str) -> dict[str, str]:
         return dict(self._java(name).properties())
@@ -278,9 +280,13 @@ class IcebergStore(TableStore):
         if rows:
             self.change(statement)
         at = self.at(name)
-        if not self.spark.table(f"{at}.delete_files").isEmpty():
+        has_bounds = self.properties(name).get(_BOUNDS) != "none"
+        if has_bounds:  # of an earlier version: its manifests keep the beginnings of texts, also of removed files
+            self.set_property(name, _BOUNDS, "none")
+        if has_bounds or not self.spark.table(f"{at}.delete_files").isEmpty():
             options = {"rewrite-all": "true", "remove-dangling-deletes": "true"}
             self._call("rewrite_data_files", name, options=_map(options))
+            self.append(self.table(name).limit(0), name)  # a new snapshot, also of a table that is empty now
         owner = self.properties(name).get(tables.OWNER)
         if owner is not None and (number := self._last_written(name, owner)) is not None:
             self.set_property(name, tables.WRITTEN, _staged(owner, number))

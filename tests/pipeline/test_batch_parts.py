@@ -147,6 +147,30 @@ def test_a_repeat_that_a_given_up_batch_has_left_alone_is_decided_anew(
     assert_rows(stored["repeats"].select("id", "offset"), expected)
 
 
+def test_a_record_at_the_offset_of_a_repeat_in_a_topic_made_anew_is_new(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch that was given up has written that repeat, of the topic as it was."""
+    root = make_lake(spark, tmp_path / "lake", [origin(A, 1)])
+    left = {"lake.silver"}
+
+    def hit(here: str) -> None:
+        if here in left:
+            raise InterruptedError(here)
+
+    def write(number: int, *rows: dict[str, Any]) -> None:
+        batch = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}, hit)
+        batch.write(bronze_columns(kafka_rows(spark, rows)), number)
+
+    with pytest.raises(InterruptedError):
+        write(1, *({**origin(A, 7), "offset": at} for at in (10, 20, 21)))
+    tables.write_text(spark, ids_file(f"{root}/checkpoint", 1), to_do_again(1))
+    left = set()
+    write(2, {**origin(A, 8), "offset": 21, "timestamp": datetime(2026, 3, 2, tzinfo=UTC)})
+    stored = {name: spark.read.format("delta").load(f"{root}/{name}") for name in ("silver", "repeats")}
+    expected = [{"id": one, "offset": at} for one, at in ((1, 0), (7, 20), (8, 21))]
+    assert_rows(stored["silver"].select("id", "offset"), expected)
+    assert_rows(stored["repeats"].select("id", "offset"), [{"id": 7, "offset": 21}])
+
+
 def test_what_a_given_up_batch_has_not_written_the_next_one_does(spark: SparkSession, tmp_path: Path) -> None:
     """Cut off before each of its writes, one after the other. Kafka has all of it still."""
     payload, refused = silver.from_ddl("n INT"), set[str]()

@@ -256,7 +256,7 @@ def test_a_number_that_a_column_would_change_is_rejected(spark: SparkSession) ->
     """Wherever it stands. Times in milliseconds are years that nobody reads; larger ones may wrap into any year."""
     kinds = silver.from_ddl(
         "total DECIMAL(10,2), count DECIMAL, big DECIMAL(38,0), at TIMESTAMP, day DATE, plain TIMESTAMP_NTZ,"
-        " items ARRAY<STRUCT<price: DECIMAL(5,1)>>, times MAP<STRING, TIMESTAMP>"
+        " items ARRAY<STRUCT<price: DECIMAL(5,1)>>, times MAP<STRING, TIMESTAMP>, tiny TINYINT"
     )
     wraps = 2**64 // 10**6 + 1  # into 1970
     bad = [
@@ -264,11 +264,11 @@ def test_a_number_that_a_column_would_change_is_rejected(spark: SparkSession) ->
         b'{"big": 1.5}', b'{"at": 1772409600000}', b'{"at": 1772409600000000}', b'{"at": %d}' % wraps,
         b'{"at": -%d}' % wraps, b'{"at": "58000-01-01T00:00:00Z"}', b'{"day": "58000-01-01"}',
         b'{"plain": "58000-01-01T00:00:00"}', b'{"items": [{"price": 1.5}, {"price": 1.25}]}',
-        b'{"times": {"x": %d}}' % wraps, b'{"times": {"x": 1772409600000}}',
+        b'{"times": {"x": %d}}' % wraps, b'{"times": {"x": 1772409600000}}', b'{"tiny": 200}', b'{"tiny": -129}',
     ]  # fmt: skip
     good = [
         b'{"total": 10.990, "count": 2.0, "at": 1772409600}', b'{"total": 1e1, "big": %d}' % (10**38 - 1),
-        b'{"total": null, "at": "2026-03-01T10:00:00.123456Z", "day": "2026-03-01"}', b"{}",
+        b'{"total": null, "at": "2026-03-01T10:00:00.123456Z", "day": "2026-03-01"}', b'{"tiny": -128}',
         b'{"plain": "9999-12-31T23:59:59.999999", "at": "9999-12-31T23:59:59.999999Z", "day": "9999-12-31"}',
         b'{"items": [{"price": 1.50}, {"price": null}, null], "times": {"x": "2026-03-01", "y": null, "z": 0}}',
     ]  # fmt: skip

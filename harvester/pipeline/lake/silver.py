@@ -19,9 +19,11 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import (
     ArrayType,
+    ByteType,
     DataType,
     DateType,
     DecimalType,
+    IntegerType,
     MapType,
     StringType,
     StructField,
@@ -41,7 +43,7 @@ _MASK = 2**64 - 1
 _MOST_DAYS = 366
 _NO_DAY = "1970-01-01"
 _NAME = ("incarnation", "id")
-_PLACE = ("topic", "partition", "offset")
+_PLACE = ("topic", "partition", "offset", "timestamp")  # a recreated topic has the same offsets, at different times
 _REJECTS = [name for name in schemas.REJECTS.names if name != "batch"]
 
 
@@ -144,7 +146,7 @@ def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) 
     ]
     words = local(bronze.sparkSession, rows, "i string, w bigint, ids bigint, known bigint, asked bigint")
     place = F.col("id").bitwiseAND(F.lit(63)).cast("int")
-    named = bronze.where(F.col("problem").isNull()).select(*_NAME, "timestamp", *_PLACE, created_day().alias("day"))
+    named = bronze.where(F.col("problem").isNull()).select(*_NAME, *_PLACE, created_day().alias("day"))
     chosen = named.join(
         F.broadcast(words), (F.col("i") == F.col("incarnation")) & (F.col("w") == F.shiftright("id", 6))
     ).where(F.getbit("ids", place) == 1)
@@ -192,18 +194,17 @@ def _signed(bits: int) -> int:
 
 def unwritten(bronze: DataFrame, stored: Iterable[DataFrame]) -> DataFrame:
     """The rows of schemas.BRONZE whose records are in none of the tables `stored`."""
-    # A recreated topic has the same offsets, at different times.
-    place = [*_PLACE, "timestamp"]
-    return bronze.join(reduce(DataFrame.unionByName, (rows.select(*place) for rows in stored)), place, "left_anti")
+    places = reduce(DataFrame.unionByName, (rows.select(*_PLACE) for rows in stored))
+    return bronze.join(places, [*_PLACE], "left_anti")
 
 
 def without(rows: DataFrame, places: DataFrame | None) -> DataFrame:
-    """The rows except those at these (topic, partition, offset). None, the usual case, costs nothing."""
+    """The rows except those at these places. None, the usual case, costs nothing."""
     return rows if places is None else rows.join(F.broadcast(places), [*_PLACE], "left_anti")
 
 
 def at(rows: DataFrame, places: DataFrame) -> DataFrame:
-    """The rows at these (topic, partition, offset)."""
+    """The rows at these places."""
     return rows.join(F.broadcast(places), [*_PLACE], "left_semi")
 
 
@@ -348,7 +349,8 @@ def misfit(payload: StructType) -> Column:
 
 
 # Spark rounds a number with more decimals than its column. A number for a timestamp is taken as seconds and multiplied
-# by a million, which overflows silently beyond 9.2e12. So such values are also parsed as they are written.
+# by a million, which overflows silently beyond 9.2e12; one from 128 to 255 wraps in a byte. So such values are also
+# parsed as they are written.
 
 _HUGE = "^-?[0-9]{13,}$"
 """Seconds with 13 or more digits: after the year 9999, whether or not the product overflows."""
@@ -358,6 +360,8 @@ def _probe(kind: DataType) -> DataType | None:
     """The type with which to parse a value of this type for `_altered`; None if Spark cannot alter it."""
     if isinstance(kind, DecimalType):
         return _finer(kind)
+    if isinstance(kind, ByteType):
+        return IntegerType()
     return StringType() if isinstance(kind, TimestampType) else None
 
 
@@ -370,6 +374,8 @@ def _altered(probe: Column, kind: DataType) -> Column | None:
     if isinstance(kind, DecimalType):
         # try_: a number that does not fit becomes NULL, which differs as well.
         return ~probe.eqNullSafe(probe.try_cast(kind).try_cast(_finer(kind)))
+    if isinstance(kind, ByteType):
+        return ~probe.between(-128, 127)
     return probe.rlike(_HUGE) if isinstance(kind, TimestampType) else None
 
 
