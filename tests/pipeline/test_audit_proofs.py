@@ -195,6 +195,25 @@ def test_each_planted_defect_is_found_in_what_is_new(
         book.prove()
 
 
+def test_a_topic_that_was_just_added_is_proved_when_it_has_been_read(book: Book, spark: SparkSession) -> None:
+    """An earlier cut says nothing of it: what was archived of it below is not lost, and is not passed over."""
+    first, (there, later) = book.own(1, 3), [replace(one, topic="more") for one in book.own(4, 5)]
+    book.read(first)
+    book.archive([*first, there])
+    [proved] = book.prove()[1]
+    assert (proved.to_id, proved.records) == (3000, 2)
+    logs = {TOPIC: streaming.TopicLog("a", 0), "more": streaming.TopicLog("b", 1)}
+    manifest = streaming.Manifest("test", "lake", (TOPIC, "more"), HEADER, logs=logs)
+    streaming.store(spark, f"{book.root}/checkpoint", manifest)
+    report, proofs = book.prove()
+    assert (report.found, proofs) == ((), ())
+    book.offset = 0
+    book.read([there, later])
+    book.archive([later])
+    report, [proved] = book.prove()
+    assert (report.found, proved.from_id, proved.to_id, proved.records) == ((), 1000, 5000, 4)
+
+
 def test_what_differs_for_no_reason_is_suspect() -> None:
     found = {one: (FindingGroup(FindingKind.LOST, one, 1, ()),) for one in Severity}
     assert verdict_of(0, 0, ()) is AuditVerdict.EQUAL

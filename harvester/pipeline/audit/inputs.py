@@ -327,8 +327,14 @@ def _notice(topic: str) -> Column:
 
 def topics_of(spark: SparkSession, where: str) -> tuple[str, ...]:
     """The topics that the lake's checkpoint reads; () if it is elsewhere."""
+    manifest = manifest_of(spark, where)
+    return () if manifest is None else manifest.topics
+
+
+def manifest_of(spark: SparkSession, where: str) -> streaming.Manifest | None:
+    """The lake's, in its checkpoint; None if that is elsewhere."""
     text = tables.read_text(spark, f"{where}/{streaming.FILE}")
-    return () if text is None else streaming.from_text(text, where).topics
+    return None if text is None else streaming.from_text(text, where)
 
 
 _FETCH_ROWS = 10_000

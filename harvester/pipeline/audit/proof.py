@@ -39,6 +39,7 @@ from harvester.pipeline.audit.sums import IdRange
 from harvester.pipeline.errors import InputMissing
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.jdbc import jdbc_source
+from harvester.pipeline.lake.batch import batch_name
 from harvester.pipeline.lake.silver import local
 from harvester.pipeline.session import clear_errors
 from harvester.pipeline.store import TableStore
@@ -85,8 +86,8 @@ def run(
     with ExitStack() as kept, clear_errors("the audit", AuditUnfinished, "nothing was proved: repeat it"):
         store = open_store(spark, settings.lake)
         store.header()
-        topics = inputs.topics_of(spark, settings.checkpoint or store.beside("checkpoint"))
-        if not topics:
+        manifest = inputs.manifest_of(spark, settings.checkpoint or store.beside("checkpoint"))
+        if manifest is None:
             raise InputMissing(
                 f"the topics of the lake in {settings.lake} are unknown", hint="specify its --checkpoint"
             )
@@ -102,7 +103,9 @@ def run(
         work = _Work(spark, settings, store, settings.dsn, facts, kept, progress)
         proofs, found, parts = list[Proof](), list[FindingGroup](), list[DataFrame]()
         tallies = Counter[str]()
-        for ids in work.to_prove(topics):
+        topics = manifest.topics
+        since = max((log.since for topic, log in manifest.logs.items() if topic in topics), default=0)
+        for ids in work.to_prove(topics, since):
             proof, groups, findings = work.prove(ids, tallies)
             proofs.append(proof)
             found += groups
@@ -140,13 +143,18 @@ class _Work:
     kept: ExitStack
     progress: Callable[[str], None]
 
-    def to_prove(self, topics: tuple[str, ...]) -> list[IdRange]:
-        """The ranges from the last proof of all these topics, or the archive's beginning, to the newest cuts."""
-        cuts = self.store.load(schemas.CUTS_TABLE).groupBy("incarnation").agg(F.max("id").alias("id")).collect()
-        if not cuts:
+    def to_prove(self, topics: tuple[str, ...], since: int) -> list[IdRange]:
+        """The ranges from the last proof of all these topics, or the archive's beginning, to the newest cuts.
+
+        `since`: the first batch that has all of the topics. An earlier cut says nothing of those added since.
+        """
+        made = self.store.load(schemas.CUTS_TABLE)
+        if made.isEmpty():
             raise InputMissing(
                 f"the lake in {self.store.root} has no cut yet", hint="`harvester pipeline lake` makes cuts as it reads"
             )
+        made = made.where(F.col("batch") >= batch_name(since))
+        cuts = made.groupBy("incarnation").agg(F.max("id").alias("id")).collect()
         ends: dict[str, int] = {}
         for row in self.store.load(PROOFS_TABLE).select("incarnation", "to_id", "topics").collect():
             if set(topics) <= set(row["topics"].split(",")):
