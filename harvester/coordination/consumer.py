@@ -347,10 +347,14 @@ class CoordinatedConsumer:
         """Give up a partition for others to claim; this consumer does not claim it for 2 intervals. With whole topics:
         the topic.
         """
-        place = self._place(topic, 0 if self.settings.whole_topics else partition)
         with self._session.lock:
-            if place in self._session.buffer:
-                self._session.tell(place, ReleaseClaim("on request"))
+            self._release(topic, partition, "on request")
+
+    def _release(self, topic: str, partition: int, reason: str) -> None:
+        """The lock is held. A topic's first partition takes the others with it."""
+        place = self._place(topic, 0 if self.settings.whole_topics else partition)
+        if place in self._session.buffer:
+            self._session.tell(place, ReleaseClaim(reason))
 
     def lag(self) -> dict[tuple[str, int], int]:
         """The number of waiting records in each held partition, as of the last fetch; empty once the consumer is
@@ -542,7 +546,7 @@ class CoordinatedConsumer:
         return behind
 
     def _give_up_what_falls_behind(self) -> None:
-        """One partition at a time, if a client that holds less is present; otherwise giving up would only delay it."""
+        """One at a time, if a client that holds less is present; otherwise giving up would only delay it."""
         for place, behind in self._lag().items():
             buffer = self._session.buffer.get(place)
             if buffer is None:
@@ -553,7 +557,7 @@ class CoordinatedConsumer:
             with self._session.lock:
                 falls_behind = buffer.falls_behind(behind)
                 if falls_behind and buffer.stopping_at is None and self._session.fewer_elsewhere():
-                    self._session.tell(place, ReleaseClaim("it falls behind"))
+                    self._release(place.topic, place.partition, "it falls behind")
                     return
 
     def _replace_batch(self, batch: RecordBatch) -> RecordBatch:

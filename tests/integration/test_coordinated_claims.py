@@ -16,6 +16,7 @@ from harvester.coordination import log
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import Client, GroupPartition, Heartbeat, ReleasingPartition, encode
+from harvester.coordination.core.partition_buffer import PartitionBuffer
 from harvester.coordination.events import Claimed, Event, Lost, Paused, Released, Resumed
 from harvester.coordination.settings import ConsumerSettings
 from tests.conftest import MakeTopic
@@ -205,6 +206,28 @@ def test_who_falls_behind_gives_up_a_partition_if_somebody_has_fewer(
 
         eventually(fell_behind, what="a release")
         eventually(lambda: slow.poll(0) or held(quick) == [2], what="a claim of the other")
+
+
+def test_who_falls_behind_with_whole_topics_gives_up_the_topic(
+    settings: ConsumerSettings, join: Join, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition of it alone could be claimed by nobody but us."""
+    monkeypatch.setattr(PartitionBuffer, "falls_behind", lambda buffer, _lag: buffer.place.partition == 1)
+    topics = tuple(make_topic(2) for _ in range(3))
+    for topic in topics:
+        fill(settings, 30, topic=topic)
+    events: list[Event] = []
+    with CoordinatedConsumer(replace(settings, topics=topics, whole_topics=True), on_event=events.append) as slow:
+        eventually(lambda: slow.poll(0.05) or len(slow.claims()) == 6, what="all claims")
+        quick = join(topics=topics, whole_topics=True)
+
+        def released() -> list[Released]:
+            slow.poll(0)
+            return [event for event in events if isinstance(event, Released) and event.reason == "it falls behind"]
+
+        first = eventually(released, what="a release")[0]
+        assert first.partition == 0, "with it go the others"
+        eventually(lambda: slow.poll(0) or (first.topic, 1) in quick.consumer.claims(), what="a claim of the other")
 
 
 # -- what is claimed
