@@ -67,6 +67,13 @@ def test_the_next_days_are_made_once(connection: psycopg.Connection[Any], zone: 
     assert where(outbox) == days(outbox, 0, 0)
 
 
+def test_an_archive_that_is_published_without_a_replica_identity_is_kept(connection: psycopg.Connection[Any]) -> None:
+    """With Debezium's default, FOR ALL TABLES, PostgreSQL refuses every DELETE from it, also one of nothing."""
+    connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    outbox = Outbox.make(connection, archive=True)
+    assert keep_archive(connection, outbox.table, WEEK) == KeeperRun()
+
+
 def test_rows_of_a_missing_day_are_caught_and_brought_home(connection: psycopg.Connection[Any]) -> None:
     outbox = Outbox.make(connection, archive=True)
     [today] = days(outbox, 0, 0)
