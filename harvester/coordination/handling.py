@@ -269,30 +269,27 @@ class ConsumerRun:
     def run(self, offers: Iterator[Any]) -> None:
         """Runs until there are no more offers; raises what ends the consumer."""
         handling = self._handling
-        try:
-            with self._threads():
-                direct = self._workers == 1
-                for offered in offers:
-                    if direct and offered is not None and handling.may_pass(offered):
-                        began = clock_s()
-                        try:
-                            self._handler(offered)
-                        except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
-                            handling.took(began)
-                            handling.fail_offered(offered, error)
-                        else:
-                            handling.processing.add(clock_s() - began)  # no other thread adds to it
-                            self._commit(offered)
-                            if not handling.is_due:
-                                continue
-                    elif offered is not None:
-                        for record in as_records(offered):
-                            handling.admit(record)
-                    self._turn()
-                    if handling.error is not None:
-                        break
-        finally:
-            self._flush()  # also if the consumer raises: its threads have finished what was in hand
+        with self._threads():
+            direct = self._workers == 1
+            for offered in offers:
+                if direct and offered is not None and handling.may_pass(offered):
+                    began = clock_s()
+                    try:
+                        self._handler(offered)
+                    except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
+                        handling.took(began)
+                        handling.fail_offered(offered, error)
+                    else:
+                        handling.processing.add(clock_s() - began)  # no other thread adds to it
+                        self._commit(offered)
+                        if not handling.is_due:
+                            continue
+                elif offered is not None:
+                    for record in as_records(offered):
+                        handling.admit(record)
+                self._turn()
+                if handling.error is not None:
+                    break
         if handling.error is not None:
             raise handling.error
 
@@ -337,6 +334,7 @@ class ConsumerRun:
                 self._handling.changed.notify_all()
             for thread in threads:
                 thread.join()
+            self._flush()  # also if the consumer raises: what was in hand is finished
 
     def _work(self, ended: threading.Event) -> None:
         handling = self._handling

@@ -154,14 +154,6 @@ class Position:
     generation: int
 
 
-def _went_back(place: str, what: str, before: int, now: int) -> InboxError:
-    return InboxError(
-        f"the row of {place} went back from {what} {before} to {now}:"
-        " the database was restored, or a failover lost commits",
-        hint="open the partition again and read on from its position",
-    )
-
-
 class OpenPartitions:
     """The partitions that a group's consumer has open."""
 
@@ -264,7 +256,11 @@ class InboxTransaction:
                 ("version", partition.version, version),
             ):
                 if now < before:  # continuing would skip what the row no longer knows
-                    raise _went_back(f"{topic}[{number}]", what, before, now)
+                    raise InboxError(
+                        f"the row of {topic}[{number}] went back from {what} {before} to {now}:"
+                        " the database was restored, or a failover lost commits",
+                        hint="open the partition again and read on from its position",
+                    )
             if partition.stale:
                 partition.load(next_offset, version, seen)
             elif partition.version != version:

@@ -50,7 +50,7 @@ _Taken = tuple[TermRow, int, datetime]  # the previous row, the new term, the en
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the leader may take to finish, and how long after that it may still send, in seconds."""
+    """Seconds to wait for the leader to finish, and after that until nothing of it can arrive any more."""
 
     release_s: float
     expiry_s: float

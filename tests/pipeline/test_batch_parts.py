@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,20 @@ def test_a_repeat_costs_no_look_into_the_table_unless_its_id_was_forgotten(spark
         again.write(bronze_columns(kafka_rows(spark, [{**origin(A, 6), "offset": 200}])), 2)
 
 
+def writer(spark: SparkSession, root: str, left: set[str]) -> Callable[..., None]:
+    """Writes rows as a batch with a number, each time in a new process, which ends before the places in `left`."""
+
+    def hit(here: str) -> None:
+        if here in left:
+            raise InterruptedError(here)
+
+    def write(number: int, *rows: dict[str, Any]) -> None:
+        batch = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}, hit)
+        batch.write(bronze_columns(kafka_rows(spark, rows)), number)
+
+    return write
+
+
 @pytest.mark.parametrize(
     "place", ["lake.silver", "lake.ids", pytest.param("lake.repeats", marks=long), pytest.param(None, marks=long)]
 )
@@ -120,24 +135,20 @@ def test_a_repeat_that_a_given_up_batch_has_left_alone_is_decided_anew(
     """Kafka has nothing of it any more, nor of the record. The batch that decides is cut off too, and comes again."""
     root = make_lake(spark, tmp_path / "lake", [origin(A, 1)])
     left = {"lake.silver"}
-
-    def hit(here: str) -> None:
-        if here in left:
-            raise InterruptedError(here)
+    write_rows = writer(spark, root, left)
 
     def write(number: int, *offsets: tuple[int, int]) -> None:
-        batch = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}, hit)
-        rows = [{**origin(A, one), "offset": at} for one, at in offsets]
-        batch.write(bronze_columns(kafka_rows(spark, rows)), number)
+        write_rows(number, *({**origin(A, one), "offset": at} for one, at in offsets))
 
     with pytest.raises(InterruptedError):
         write(1, (7, 10), (7, 20), (7, 21), (1, 22))
     tables.write_text(spark, ids_file(f"{root}/checkpoint", 1), to_do_again(1))
-    left = {place} if place else set()
+    left.clear()
     if place is not None:
+        left.add(place)
         with pytest.raises(InterruptedError):
             write(2, (8, 23))
-    left = set()
+    left.clear()
     write(2, (8, 23))
     write(3, (7, 30), (9, 31))
     stored = {name: spark.read.format("delta").load(f"{root}/{name}") for name in ("silver", "repeats")}
@@ -151,19 +162,12 @@ def test_a_record_at_the_offset_of_a_repeat_in_a_topic_made_anew_is_new(spark: S
     """A batch that was given up has written that repeat, of the topic as it was."""
     root = make_lake(spark, tmp_path / "lake", [origin(A, 1)])
     left = {"lake.silver"}
-
-    def hit(here: str) -> None:
-        if here in left:
-            raise InterruptedError(here)
-
-    def write(number: int, *rows: dict[str, Any]) -> None:
-        batch = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}, hit)
-        batch.write(bronze_columns(kafka_rows(spark, rows)), number)
+    write = writer(spark, root, left)
 
     with pytest.raises(InterruptedError):
         write(1, *({**origin(A, 7), "offset": at} for at in (10, 20, 21)))
     tables.write_text(spark, ids_file(f"{root}/checkpoint", 1), to_do_again(1))
-    left = set()
+    left.clear()
     write(2, {**origin(A, 8), "offset": 21, "timestamp": datetime(2026, 3, 2, tzinfo=UTC)})
     stored = {name: spark.read.format("delta").load(f"{root}/{name}") for name in ("silver", "repeats")}
     expected = [{"id": one, "offset": at} for one, at in ((1, 0), (7, 20), (8, 21))]
