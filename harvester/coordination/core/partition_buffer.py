@@ -458,10 +458,12 @@ class PartitionBuffer:
             self.full_since = now
 
     def open(self, now: float) -> Open | None:
-        """What is handed out and not processed, as of the last look."""
-        if self._first_open is None or not self.open_records:
+        """What is handed out and not processed; its age is 0 until the next look has found it."""
+        first, records = self.first_open, self.open_records
+        if first is None or not records:
             return None
-        return Open(self.open_records, self._first_open, max(0.0, now - self._first_open_since))
+        since = self._first_open_since if first == self._first_open else now
+        return Open(records, first, max(0.0, now - since))
 
     # -- at most once
 

@@ -217,6 +217,7 @@ def test_how_long_the_first_record_is_open_and_since_when_there_is_no_room() -> 
     made.look(2, 10.0)
     assert (made.open(11.0), made.full_since) == (None, None)
     first, second = given(made, 2)
+    assert made.open(11.5) == Open(2, 3, 0.0)
     made.look(2, 12.0)
     assert (made.open(15.0), made.full_since) == (Open(2, 3, 3.0), 12.0)
     finish(made, second)
@@ -224,8 +225,9 @@ def test_how_long_the_first_record_is_open_and_since_when_there_is_no_room() -> 
     assert (made.open(17.0), made.full_since) == (Open(2, 3, 5.0), 12.0)
     given(made, 1)
     finish(made, first)
+    assert made.open(17.5) == Open(1, 5, 0.0), "the records and their offset are of one point in time"
     made.look(2, 18.0)
-    assert (made.open(18.0), made.full_since) == (Open(1, 5, 0.0), None)
+    assert (made.open(19.0), made.full_since) == (Open(1, 5, 1.0), None)
 
 
 def test_what_is_not_for_the_application_is_passed_over_when_nothing_else_is_left() -> None:

@@ -41,7 +41,7 @@ def test_the_prefix_ends_before_the_first_record_that_is_not_finished(steps: lis
             records = [Message(following + 2 * each) for each in range(which % 5 + 1)]  # with holes in the offsets
             following = records[-1].offset() + 1
             buffer.fetch(records)
-        elif what == "open" and buffer.open_records < MOST:
+        elif what == "open" and buffer.fetched and buffer.open_records < MOST:
             buffer.open_batch(MOST - buffer.open_records).until = 1.0
         elif what == "end" and batch is not None:
             batch.end()

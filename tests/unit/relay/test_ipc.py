@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from io import FileIO
 
 import pytest
 
@@ -13,22 +13,22 @@ from harvester.relay.core.frames import Dispatch, Frame, Settled, Splitter, enco
 from harvester.relay.ipc import Channel, be_present, take_all
 
 ROWS = Dispatch(1, b"x" * 500_000)
+Ends = tuple[Channel, FileIO, FileIO]
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, int, int]]:
+def ends() -> Iterator[Ends]:
     """A channel, and the shard's ends: to read from, to write to."""
     (to_read, to_shard), (from_shard, answers) = os.pipe(), os.pipe()
     channel = Channel(from_shard, to_shard)
-    yield channel, to_read, answers
+    # As files: closed a second time, a descriptor may be one that another thread has opened since.
+    with FileIO(to_read) as reader, FileIO(answers, "w") as writer:
+        yield channel, reader, writer
     channel.close()
-    for fd in (to_read, answers):
-        with contextlib.suppress(OSError):
-            os.close(fd)
 
 
 def test_what_the_pipe_does_not_take_is_kept_in_order_and_only_much_of_it_is_congestion(
-    ends: tuple[Channel, int, int],
+    ends: Ends,
 ) -> None:
     channel, to_read, _ = ends
     states: list[tuple[bool, bool]] = []
@@ -41,27 +41,27 @@ def test_what_the_pipe_does_not_take_is_kept_in_order_and_only_much_of_it_is_con
     splitter = Splitter()
     found: list[Frame] = []
     while channel.outbound or len(found) < sent:
-        found += splitter.feed(os.read(to_read, 1 << 20))
+        found += splitter.feed(os.read(to_read.fileno(), 1 << 20))
         channel.flush()
     assert found == [ROWS] * sent
     assert not channel.flush()
 
 
-def test_a_broken_pipe_drops_what_waits(ends: tuple[Channel, int, int]) -> None:
+def test_a_broken_pipe_drops_what_waits(ends: Ends) -> None:
     channel, to_read, _ = ends
     while not channel.send(ROWS):
         pass
-    os.close(to_read)
+    to_read.close()
     assert not channel.flush()
     assert not channel.outbound
 
 
-def test_answers_are_read_to_their_end(ends: tuple[Channel, int, int]) -> None:
+def test_answers_are_read_to_their_end(ends: Ends) -> None:
     channel, _, answers = ends
     assert list(channel.receive()) == []
-    os.write(answers, encode(Settled([1, 2])))
+    os.write(answers.fileno(), encode(Settled([1, 2])))
     assert list(channel.receive()) == [Settled([1, 2])]
-    os.close(answers)
+    answers.close()
     with pytest.raises(EOFError):
         list(channel.receive())
 
