@@ -148,6 +148,8 @@ def _read(config: Config, connection: Connection) -> DatabaseFacts:
 
     facts = read_facts(connection, table)
     placed = OutboxTable(facts.outbox.schema, table.name) if facts.outbox is not None else table
+    untold: tuple[str | None, str | None] = (None, None)
+    delivery, progress_topic = part("delivery", lambda: _delivery(connection, placed, facts), untold)
     lease, archive, notices = part("beside", lambda: _beside(connection, placed), (False, "missing", False))
     oid = facts.outbox.oid if facts.outbox is not None else 0
     return DatabaseFacts(
@@ -159,6 +161,8 @@ def _read(config: Config, connection: Connection) -> DatabaseFacts:
         catalog=facts,
         schema_version=part("schema version", lambda: _schema_version(connection, placed, facts), None),
         owner=part("leader group", lambda: _owner(connection, placed, facts), ANYONE),
+        delivery=delivery,
+        progress_topic=progress_topic,
         lease=lease,
         archive=archive if config.archive != "off" else None,
         notices=notices if config.poison.notice_topic else None,
@@ -203,6 +207,13 @@ def _owner(connection: Connection, table: OutboxTable, facts: Facts) -> Owner:
         return ANYONE
     row = connection.execute(f"SELECT leader_group, kafka_cluster FROM {table.term}".encode()).fetchone()
     return Owner(*row) if row is not None else ANYONE
+
+
+def _delivery(connection: Connection, table: OutboxTable, facts: Facts) -> tuple[str | None, str | None]:
+    if facts.term is None or not {"delivery", "progress_topic"} <= facts.term.columns.keys():
+        return None, None
+    row = connection.execute(f"SELECT delivery, progress_topic FROM {table.term}".encode()).fetchone()
+    return (row[0], row[1]) if row is not None else (None, None)
 
 
 def _beside(connection: Connection, table: OutboxTable) -> tuple[bool, str, bool]:

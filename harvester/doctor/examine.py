@@ -50,11 +50,12 @@ def examine(config: Config, *, probe: bool = False, progress: Progress = lambda 
         found += judge_vacuum(database, config)
     progress("checking Kafka")
     in_rows = database.topics if database is not None else ()
+    recorded = database.needed_progress(config.delivery) if database is not None else None
     hint = "check that the brokers are running and that bootstrap.servers and the security options are right"
-    kafka = read("kafka", "topics", lambda: read_kafka(config, topics_of(config, in_rows)), hint)
+    kafka = read("kafka", "topics", lambda: read_kafka(config, topics_of(config, in_rows, recorded)), hint)
     if kafka is not None:
         found += judge_kafka(kafka, config)
-        found += judge_topics(kafka, config, in_rows)
+        found += judge_topics(kafka, config, in_rows, recorded)
     if database is not None:
         found += judge_owner(database, kafka, config)
         matters = "latencies and the age of the backlog are computed from both"

@@ -99,6 +99,8 @@ class DatabaseFacts:
     catalog: catalog.Facts
     schema_version: int | None  # None: no term row
     owner: Owner = ANYONE  # according to the term row
+    delivery: str | None = None  # of the last term
+    progress_topic: str | None = None  # the id of the one that the term row records
     lease: bool = False  # the table of leases exists
     archive: str | None = None  # "missing", "denied", "ready"; None if not configured
     notices: bool | None = None  # may insert notices; None if not configured
@@ -110,6 +112,10 @@ class DatabaseFacts:
     topics: tuple[str, ...] = ()  # of the rows at the head
     skew: KeySkew | None = None  # None: no row has a key
     unread: Mapping[str, str] = field(default_factory=dict)
+
+    def needed_progress(self, delivery: str) -> str | None:
+        """The id of the progress topic without which the next harvester, which delivers so, refuses to run."""
+        return self.progress_topic if "exactly-once" in (delivery, self.delivery) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +129,13 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """`settings` None: may not be read. `operations` None: the broker did not report our permissions."""
+    """`settings` None: may not be read. `operations` None: the broker did not report our permissions. `id`: Kafka's."""
 
     name: str
     partitions: tuple[PartitionFacts, ...]
     settings: Mapping[str, str] | None = None
     operations: frozenset[str] | None = None
+    id: str | None = None
 
     @property
     def replication(self) -> int:

@@ -105,21 +105,23 @@ def _group(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
         yield ok("kafka.group", f"{count} in the group {name!r} ({group.state})")
 
 
-def topics_of(config: Config, in_rows: Sequence[str]) -> list[str]:
-    """All topics that this harvester uses or will use."""
+def topics_of(config: Config, in_rows: Sequence[str], recorded: str | None = None) -> list[str]:
+    """All topics that this harvester uses or will use; `recorded`: the id of the progress topic that it will need."""
     names = [config.leader_topic]
-    if config.delivery == "exactly-once":
+    if config.delivery == "exactly-once" or recorded is not None:
         names.append(config.progress_topic)
     if config.poison.notice_topic:
         names.append(config.poison.notice_topic)
     return list(dict.fromkeys([*names, *in_rows]))
 
 
-def judge_topics(kafka: Kafka, config: Config, in_rows: Sequence[str]) -> Iterator[CheckResult]:
-    """The leader topic, the progress topic, the notices' topic, and those of waiting rows."""
+def judge_topics(
+    kafka: Kafka, config: Config, in_rows: Sequence[str], recorded: str | None = None
+) -> Iterator[CheckResult]:
+    """The leader topic, the progress topic, the notices' topic, and those of waiting rows; `recorded` as above."""
     yield from _leader_topic(kafka, config)
-    if config.delivery == "exactly-once":
-        yield from _progress_topic(kafka, config)
+    if config.delivery == "exactly-once" or recorded is not None:
+        yield from _progress_topic(kafka, config, recorded)
     own = {config.leader_topic, config.progress_topic}
     others = [name for name in topics_of(config, in_rows) if name not in own]
     missing = [name for name in others if name not in kafka.topics]
@@ -145,7 +147,7 @@ def judge_topics(kafka: Kafka, config: Config, in_rows: Sequence[str]) -> Iterat
 def _leader_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
     check, topic = "topics.leader", kafka.topics.get(config.leader_topic)
     if topic is None:
-        yield ok(check, f"{config.leader_topic} does not exist: the first harvester creates it")
+        yield _created(check, config.leader_topic, kafka)
         return
     settings = topic.settings or {}
     if topic.name in _RESERVED:
@@ -180,10 +182,23 @@ def _leader_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
     yield from _topic(topic, kafka, "leader", check, kept=False)
 
 
-def _progress_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
+def _created(check: str, topic: str, kafka: Kafka) -> CheckResult:
+    if kafka.operations is None or "CREATE" in kafka.operations:
+        return ok(check, f"{topic} does not exist: the first harvester creates it")
+    text = f"{topic} does not exist, and this user may not create topics unless a rule names this one"
+    return warning(check, text, "allow this user CREATE on it")
+
+
+def _progress_topic(kafka: Kafka, config: Config, recorded: str | None) -> Iterator[CheckResult]:
     check, topic = "topics.progress", kafka.topics.get(config.progress_topic)
+    if recorded is not None and (topic is None or topic.id not in (None, recorded)):
+        what = "does not exist" if topic is None else f"is not the one that the term row records ({recorded})"
+        text = f"{config.progress_topic} {what}: no harvester runs, since committed records could be published again"
+        accept = f"to accept repeats, run UPDATE {config.table.term} SET progress_topic = NULL"
+        yield problem(check, text, f"restore it; or, {accept}")
+        return
     if topic is None:
-        yield ok(check, f"{config.progress_topic} does not exist: the first harvester creates it")
+        yield _created(check, config.progress_topic, kafka)
         return
     settings = topic.settings or {}
     alter = f"kafka-configs --alter --entity-type topics --entity-name {topic.name} --add-config"

@@ -56,7 +56,7 @@ def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
         raise BrokerUnavailable(f"Kafka at {servers} cannot be used: {reason}") from error
     found = {name: metadata.topics[name] for name in topics if name in metadata.topics}
     settings = part("topics' settings", lambda: _topic_settings(client, list(found)), nothing)
-    rights = part("rights on topics", lambda: _topic_rights(client, list(found)), nothing)
+    described = part("rights on topics", lambda: _described(client, list(found)), nothing)
     cluster = part("cluster", lambda: _wait(client.describe_cluster(include_authorized_operations=True)), None)
     broker = next(iter(sorted(metadata.brokers)), None)
     return Kafka(
@@ -71,7 +71,7 @@ def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
                     for _, each in sorted(topic.partitions.items())
                 ),
                 settings.get(name),
-                rights.get(name),
+                *described.get(name, (None, None)),
             )
             for name, topic in found.items()
         },
@@ -147,11 +147,13 @@ def _topic_settings(client: AdminClient, topics: Sequence[str]) -> dict[str, dic
     return {name: _values(_wait(futures[resource])) for name, resource in resources.items()}
 
 
-def _topic_rights(client: AdminClient, topics: Sequence[str]) -> dict[str, frozenset[str] | None]:
+def _described(client: AdminClient, topics: Sequence[str]) -> dict[str, tuple[frozenset[str] | None, str]]:
+    """Of each topic, what this user may do with it, and its id."""
     if not topics:
         return {}
     futures = client.describe_topics(TopicCollection(list(topics)), include_authorized_operations=True)
-    return {name: _operations(_wait(future).authorized_operations) for name, future in futures.items()}
+    found = {name: _wait(future) for name, future in futures.items()}
+    return {name: (_operations(each.authorized_operations), str(each.topic_id)) for name, each in found.items()}
 
 
 def _group(client: AdminClient, name: str) -> GroupFacts:

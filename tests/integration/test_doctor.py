@@ -13,6 +13,7 @@ import psycopg
 from confluent_kafka.admin import AdminClient
 
 from harvester.config import Config
+from harvester.delivery.progress_topic import ensure_progress_topic
 from harvester.doctor import CheckLevel, CheckResult, DoctorReport, examine
 from harvester.doctor.database import read_database
 from harvester.doctor.facts import Pooling
@@ -210,6 +211,18 @@ def test_what_the_broker_says_of_topics(servers: Servers, database: str, group: 
     assert kafka.unread == {}
     assert kafka.group is not None
     assert kafka.group.members == 0
+
+
+def test_a_progress_topic_that_was_made_anew(servers: Servers, database: str, group: str) -> None:
+    config = config_of(servers, database, group, delivery="exactly-once")
+    made = ensure_progress_topic(config.progress_topic, config.common_options(), 1)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("UPDATE outbox_term SET delivery = 'exactly-once', progress_topic = %s", (made.id,))
+        assert levels(examine(config)).get("topics.progress") is not CheckLevel.PROBLEM
+        connection.execute("UPDATE outbox_term SET progress_topic = 'another'")
+    for delivery in ("exactly-once", "at-least-once"):
+        found = levels(examine(config_of(servers, database, group, delivery=delivery)))
+        assert found["topics.progress"] is CheckLevel.PROBLEM
 
 
 def test_how_evenly_keys_share_the_head_of_the_outbox(scene: Scene) -> None:

@@ -121,17 +121,18 @@ def test_each_planted_defect_is_found_in_what_is_new(
     with pytest.raises(InputMissing, match="has no cut yet"):
         book.prove()
 
-    # Clean: a tombstone, a record without key, headers, and a value that is elsewhere.
+    # Clean: a tombstone, a record without key, headers, a value that is elsewhere, and a trace that was continued.
     clean = book.own(1, 20)
     clean[3] = replace(clean[3], value=None)
     clean[4] = replace(clean[4], key=None)
     trace: Headers = (("trace", "é".encode()), ("empty", b""))
     refers = ((reference.HEADER, url), (reference.BYTES_HEADER, b"2000"), (reference.DIGEST_HEADER, digest))
-    book.more = {5000: trace, 6000: (*trace, *refers)}
+    book.more = {5000: trace, 6000: (*trace, *refers), 7000: (*trace, ("traceparent", b"00-1-2-01"))}
     book.read(replace(one, value=url) if one.id == 6000 else one for one in clean)
     for one in clean:
         stored = replace(one, value=large) if one.id == 6000 else one
-        book.archive([stored], {"trace": "é", "empty": ""} if one.id in book.more else None)
+        began = {"TraceParent": "00-1-1-01"} if one.id == 7000 else {}
+        book.archive([stored], {**began, "trace": "é", "empty": ""} if one.id in book.more else None)
     report, [first] = book.prove()
     assert (report.found, first.verdict, first.unequal) == ((), AuditVerdict.EQUAL, 0)
     assert (first.from_id, first.to_id, first.records, first.with_contents) == (1000, 20_000, 19, 19)

@@ -8,7 +8,8 @@ could do so. Few rows have to travel, one a bucket.
 An archive may keep only ids. It cannot be told from one that keeps tombstones by the rows of one bucket alone; but a
 bucket of which the archive keeps more bare rows than silver has is one whose contents it did not keep.
 
-A large value is not in the lake: its digest is, in the headers that refer to it (`claim_check.reference`).
+A large value is not in the lake: its digest is, in the headers that refer to it (`claim_check.reference`). The headers
+of a trace are left out: with `tracing.enabled` a record gets those of the harvester's own span.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ from harvester.pipeline.schemas import text
 BITS = 12
 _SUMS = ("records", "bare", "names", "contents")
 _UNIT = "chr(31)"  # between headers, which rarely contain it
+# The fields of the propagators that OTEL_PROPAGATORS may name, in lower case, as literals; baggage passes unchanged.
+_TRACE_HEADERS = (
+    "'traceparent', 'tracestate', 'b3', 'x-b3-traceid', 'x-b3-spanid', 'x-b3-parentspanid', 'x-b3-sampled',"
+    " 'x-b3-flags', 'uber-trace-id', 'x-amzn-trace-id', 'ot-tracer-traceid', 'ot-tracer-spanid', 'ot-tracer-sampled'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,14 @@ def in_archive(table: OutboxTable, ids: IdRange, current: str, buckets: Collecti
     `current`: the incarnation of rows that have none, as they were written while the term table was empty.
     """
     name = "concat(id, ' ', kafka_topic, ' ', coalesce(encode(kafka_key, 'hex'), '-'))"
-    headers = f"coalesce(array_to_string(kafka_header_keys || kafka_header_values, {_UNIT}), '')"
+    traced = f"lower(kafka_header_keys::text)::text[] && ARRAY[{_TRACE_HEADERS}]"
+    listed = "unnest(kafka_header_keys, kafka_header_values) WITH ORDINALITY AS listed(k, v, n)"
+    rest = f"{listed} WHERE lower(k) NOT IN ({_TRACE_HEADERS})"
+    parts = (
+        f"CASE WHEN {traced} THEN ARRAY(SELECT k FROM {rest} ORDER BY n) || ARRAY(SELECT v FROM {rest} ORDER BY n)"
+        " ELSE kafka_header_keys || kafka_header_values END"
+    )
+    headers = f"coalesce(array_to_string({parts}, {_UNIT}), '')"
     content = f"concat({name}, ' ', coalesce(encode(sha256(kafka_value), 'hex'), '-'), ' ', {headers})"
     chosen = "" if buckets is None else f" AND id >> {BITS} = ANY('{{{','.join(map(str, buckets))}}}'::bigint[])"
     return (
@@ -115,6 +128,7 @@ def in_silver(silver: DataFrame, ids: IdRange) -> DataFrame:
         f" AND try_element_at(headers, -1).key <=> {text(reference.DIGEST_HEADER)})"
     )
     own = f"CASE WHEN {claim} THEN slice(headers, 1, size(headers) - 3) ELSE headers END"
+    own = f"filter({own}, one -> lower(one.key) NOT IN ({_TRACE_HEADERS}))"
     value = f"CASE WHEN {claim} THEN CAST(try_element_at(headers, -1).value AS STRING) ELSE sha2(value, 256) END"
     parts = "concat(transform(own, one -> one.key), transform(own, one -> coalesce(CAST(one.value AS STRING), '')))"
     name = "concat(id, ' ', topic, ' ', coalesce(lower(hex(key)), '-'))"

@@ -14,7 +14,7 @@ from harvester.doctor import CheckLevel
 from harvester.doctor.facts import GroupFacts, TopicFacts
 from harvester.doctor.judge_kafka import judge_kafka, judge_topics, topics_of, version_of
 from harvester.neli.topic import refusal
-from tests.support.doctor import BROKER, CONFIG, EXACTLY, KAFKA, kafka_with, text_of, topic, worst
+from tests.support.doctor import BROKER, CONFIG, DATABASE, EXACTLY, KAFKA, kafka_with, text_of, topic, worst
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,38 @@ def test_what_is_said_of_a_heartbeat_that_may_not_be_written() -> None:
     text = refusal("billing.neli", KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     assert text.startswith("the leader topic 'billing.neli' accepts no heartbeats, so nobody can lead: ")
     assert text.endswith("allow this user to write to the topic")
+
+
+@pytest.mark.parametrize("config", [CONFIG, EXACTLY])
+def test_a_progress_topic_that_is_not_the_recorded_one(config: Config) -> None:
+    made = topic("billing.progress")
+    for kafka, level in (
+        (kafka_with(replace(made, id="a")), None),
+        (kafka_with(made), None),  # its id cannot be read
+        (kafka_with(replace(made, id="b")), CheckLevel.PROBLEM),
+        (KAFKA, CheckLevel.PROBLEM),
+    ):
+        found = list(judge_topics(kafka, config, [], "a"))
+        assert worst(found).get("topics.progress") is level
+        assert ("SET progress_topic = NULL" in text_of(found, "topics.progress")) == (level is not None)
+    assert "billing.progress" in topics_of(config, [], "a")
+
+
+def test_whose_last_term_needs_the_progress_topic() -> None:
+    for last, delivery, needed in (
+        ("exactly-once", "at-least-once", "a"), ("exactly-once", "exactly-once", "a"),
+        ("at-least-once", "exactly-once", "a"), ("at-least-once", "at-least-once", None),
+    ):  # fmt: skip
+        assert replace(DATABASE, delivery=last, progress_topic="a").needed_progress(delivery) == needed
+    assert DATABASE.needed_progress("exactly-once") is None
+
+
+def test_topics_that_may_not_be_created() -> None:
+    nothing = replace(KAFKA, topics={}, operations=frozenset({"DESCRIBE"}))
+    found = list(judge_topics(nothing, EXACTLY, []))
+    assert worst(found) == dict.fromkeys(("topics.leader", "topics.progress"), CheckLevel.WARNING)
+    assert "allow this user CREATE" in text_of(found, "topics.leader")
+    assert worst(judge_topics(replace(nothing, operations=None), EXACTLY, [])) == {}
 
 
 def test_the_progress_topic_matters_to_exactly_once_only() -> None:
