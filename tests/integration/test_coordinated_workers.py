@@ -190,7 +190,7 @@ def test_an_error_of_the_consumer_waits_for_what_is_in_hand_and_commits_it(
 ) -> None:
     """Here of `on_event`, as another partition is released."""
     fill(settings, 4)
-    begun, raised, handled = list[int](), threading.Event(), list[tuple[int, int]]()
+    begun, lock, raised, handled = list[int](), threading.Lock(), threading.Event(), list[tuple[int, int]]()
 
     def told(event: Event) -> None:
         if isinstance(event, Released):
@@ -198,8 +198,10 @@ def test_an_error_of_the_consumer_waits_for_what_is_in_hand_and_commits_it(
             raise ZeroDivisionError
 
     def finish(record: Any) -> None:
-        if record.partition() in (begun or [record.partition()]):
-            begun.append(record.partition())
+        with lock:  # two workers begin at once; a release would wait for a record of its partition
+            if not begun:
+                begun.append(record.partition())
+        if record.partition() == begun[0]:
             assert raised.wait(60)
         handled.append((record.partition(), record.offset()))
 
