@@ -13,11 +13,12 @@ Works with psycopg, psycopg2 and asyncpg. The server's errors are raised as SQLA
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
@@ -144,6 +145,37 @@ _ALIVE = text("SELECT")
 """Fails after an error that was caught: PostgreSQL answers the COMMIT with a rollback, and without an error."""
 
 
+@contextmanager
+def _watched(connection: Connection, begun: Any, outcome: SimpleNamespace) -> Iterator[None]:
+    """Forbids to commit the connection's transaction within the block; then `outcome.refused` is set, and a rollback is
+    due. If the block itself releases `begun`, a savepoint, its numbers stand.
+
+    SQLAlchemy permits both, and does not tell afterwards how a transaction ended. Events precede their statements.
+    """
+    last: list[str] = []
+
+    def noted(name: str) -> Callable[..., None]:
+        return lambda *_: last.append(name)
+
+    def forbidden(*_: Any) -> None:
+        outcome.refused = True
+        raise OutboxError(
+            "the transaction of a leased stasher cannot be committed within its block",
+            hint="leave the block: that commits it",
+        )
+
+    heard = {name: noted(name) for name in ("rollback", "rollback_savepoint", "release_savepoint")}
+    heard |= {"commit": forbidden, "prepare_twophase": forbidden}
+    for name, listener in heard.items():
+        event.listen(connection, name, listener)
+    try:
+        yield
+    finally:
+        for name, listener in heard.items():
+            event.remove(connection, name, listener)
+        outcome.committed = not begun.is_active and last[-1:] == ["release_savepoint"]
+
+
 class SqlalchemyLeasedStasher(LeasedStasherBase[Target, Engine, Connection]):
     """Made by `SqlalchemyStasher.leased`; see `harvester.LeasedStasher`. For one thread at a time."""
 
@@ -152,12 +184,17 @@ class SqlalchemyLeasedStasher(LeasedStasherBase[Target, Engine, Connection]):
         """A transaction, or a savepoint within one, that takes its numbers back unless it commits."""
         target = target() if isinstance(target, scoped_session) else target
         with self._taken_back() as outcome:
-            with target.begin_nested() if target.in_transaction() else target.begin() as begun:
-                yield
-                committed = begun.is_active  # not if it was rolled back explicitly
-                if committed:
-                    target.execute(_ALIVE)
-            outcome.committed = committed
+            try:
+                with target.begin_nested() if target.in_transaction() else target.begin() as begun:
+                    connection = target if isinstance(target, Connection) else target.connection()
+                    with _watched(connection, begun, outcome):
+                        yield
+                    if committed := begun.is_active:
+                        target.execute(_ALIVE)
+                outcome.committed |= committed
+            finally:
+                if hasattr(outcome, "refused"):
+                    target.rollback()
 
 
 class AsyncSqlalchemyLeasedStasher(AsyncLeasedStasherBase["AsyncTarget", "AsyncEngine", "AsyncConnection"]):
@@ -166,13 +203,21 @@ class AsyncSqlalchemyLeasedStasher(AsyncLeasedStasherBase["AsyncTarget", "AsyncE
     @asynccontextmanager
     async def transaction(self, target: AsyncTarget) -> AsyncIterator[None]:
         """A transaction, or a savepoint within one, that takes its numbers back unless it commits."""
+        from sqlalchemy.ext.asyncio import AsyncConnection
+
         with self._taken_back() as outcome:
-            async with target.begin_nested() if target.in_transaction() else target.begin() as begun:
-                yield
-                committed = begun.is_active  # not if it was rolled back explicitly
-                if committed:
-                    await target.execute(_ALIVE)
-            outcome.committed = committed
+            try:
+                async with target.begin_nested() if target.in_transaction() else target.begin() as begun:
+                    connection = target if isinstance(target, AsyncConnection) else await target.connection()
+                    assert connection.sync_connection is not None
+                    with _watched(connection.sync_connection, begun, outcome):
+                        yield
+                    if committed := begun.is_active:
+                        await target.execute(_ALIVE)
+                outcome.committed |= committed
+            finally:
+                if hasattr(outcome, "refused"):
+                    await target.rollback()
 
 
 def _require_transactions(connection: Connection, table: OutboxTable) -> None:

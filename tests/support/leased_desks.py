@@ -28,14 +28,16 @@ _FAILS = "SELECT 1 / 0"
 class LeasedDesk(Protocol):
     """`run` does all of its steps in one `transaction` of the writer, and fails it where it is told to.
 
-    `spoils`: a statement fails after them, and nobody cares.
+    `spoils`: a statement fails after them, and nobody cares. `ends`: SQLAlchemy's `commit` or `rollback` is called.
     """
 
     def lease(self, name: str) -> Lease: ...
 
     def writer(self, lease: Lease) -> Any: ...
 
-    def run(self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False) -> list[Stashed]: ...
+    def run(
+        self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False, ends: str = ""
+    ) -> list[Stashed]: ...
 
 
 class _Blocking:
@@ -46,7 +48,9 @@ class _Blocking:
     def lease(self, name: str) -> Lease:
         return self.stasher.lease(self.engine, name)
 
-    def run(self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False) -> list[Stashed]:
+    def run(
+        self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False, ends: str = ""
+    ) -> list[Stashed]:
         found: list[Stashed] = []
         with self.open_target(self.engine) as target, writer.transaction(target):
             for what, position in steps:
@@ -57,6 +61,8 @@ class _Blocking:
             if spoils:
                 with suppress(sqlalchemy.exc.DBAPIError):
                     target.execute(sqlalchemy.text(_FAILS))
+            if ends:
+                getattr(target, ends)()
             if error is not None:
                 raise error
         return found
@@ -71,7 +77,9 @@ class _Async:
         lease: Lease = self.runner.run(self.stasher.lease(self.source, name))
         return lease
 
-    def run(self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False) -> list[Stashed]:
+    def run(
+        self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False, ends: str = ""
+    ) -> list[Stashed]:
         async def perform() -> list[Stashed]:
             found: list[Stashed] = []
             async with writer.transaction(self.target):
@@ -84,6 +92,8 @@ class _Async:
                     with suppress(sqlalchemy.exc.DBAPIError, asyncpg.DataError):
                         is_plain = isinstance(self.target, asyncpg.Connection)
                         await self.target.execute(_FAILS if is_plain else sqlalchemy.text(_FAILS))
+                if ends:
+                    await getattr(self.target, ends)()
                 if error is not None:
                     raise error
             return found
@@ -98,7 +108,9 @@ class _Django:
         self.stasher = DjangoStasher(table, alias)
         self.lease, self.writer = self.stasher.lease, self.stasher.leased
 
-    def run(self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False) -> list[Stashed]:
+    def run(
+        self, writer: Any, *steps: Step, error: Exception | None = None, spoils: bool = False, ends: str = ""
+    ) -> list[Stashed]:
         found: list[Stashed] = []
         with writer.transaction():
             for what, position in steps:
