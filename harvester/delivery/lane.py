@@ -477,7 +477,10 @@ class LaneHost(Protocol):
     def term_row(self) -> tuple[int, str | None] | None: ...  # term and holder in the term row
     def delete(self, rows: RowVersions) -> bool: ...  # purge these rows
     # Purge the rows that `same` chooses, except those that an older row of their key stays ahead of; returns their ids.
-    def delete_same(self, ids: Sequence[int], same: Callable[[list[_Row]], RowVersions]) -> list[int] | None: ...
+    # `incarnation`: the one of their records.
+    def delete_same(
+        self, ids: Sequence[int], same: Callable[[list[_Row]], RowVersions], incarnation: UUID
+    ) -> list[int] | None: ...
     def is_over(self) -> bool: ...  # the lane is no longer wanted
     def pause(self, seconds: float) -> None: ...  # before the next attempt
     def trouble(self, text: str | None) -> None: ...  # why the lane cannot be opened; None when that is over
@@ -555,7 +558,7 @@ class Opener:
             return ids
         if not progress.sums:
             return []  # the ids may mean other rows (P9); repeat rather than lose
-        same = self._host.delete_same(ids, partial(same_rows, progress))
+        same = self._host.delete_same(ids, partial(same_rows, progress), progress.incarnation)
         if same is None:
             raise Superseded
         return same

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from struct import Struct
+from uuid import UUID
 
 import psycopg
 from psycopg import pq
@@ -161,21 +162,22 @@ class PurgeSession:
         assert self._connection is not None
         return read_holder(self._connection, self._table)
 
-    def delete(self, rows: RowVersions) -> list[int]:
+    def delete(self, rows: RowVersions, incarnation: UUID | None = None) -> list[int]:
         """Delete these rows; returns the ids that other records now have, which are left alone.
 
-        Raises psycopg.errors.LockNotAvailable if another session holds a lock on one of them for too long.
+        `incarnation`: the one of their records, for the archive; None: the current one. Raises
+        psycopg.errors.LockNotAvailable if another session holds a lock on one of them for too long.
         """
-        if self._purge(rows) == len(rows.ids):
+        if self._purge(rows, incarnation) == len(rows.ids):
             return []
         assert self._connection is not None
         self._check_server(self._connection)
         same, others = self._written_anew(rows)
-        if same.ids and self._purge(same) < len(same.ids):
+        if same.ids and self._purge(same, incarnation) < len(same.ids):
             raise DatabaseUnavailable(f"record {same.ids[0]}, or one after it, is rewritten repeatedly")
         return others
 
-    def _purge(self, rows: RowVersions) -> int:
+    def _purge(self, rows: RowVersions, incarnation: UUID | None) -> int:
         """Delete exactly these rows; returns how many there were.
 
         Uses libpq directly: a batch can be a few records, and psycopg's overhead would exceed the statement's cost.
@@ -185,16 +187,18 @@ class PurgeSession:
         name, values = _PURGE_BY_ID, [bigint_array(rows.ids)]
         if rows.xmins:
             name, values = _PURGE, [*values, xid_array(rows.xmins)]
+        if incarnation is not None:
+            name += incarnation.bytes.hex().encode()
         if self._prepared.get(name) is not pgconn:
-            statement = self._purge_sql(by_version=bool(rows.xmins))
+            statement = self._purge_sql(by_version=bool(rows.xmins), incarnation=incarnation)
             _succeed(prepare(pgconn, name, statement.encode(), _SILENCE_S))
             self._prepared[name] = pgconn
         result = execute_prepared(pgconn, name, values, _SILENCE_S)
         _succeed(result)
         return result.command_tuples or 0
 
-    def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions]) -> list[int]:
-        """Delete the rows (ascending) that `same` chooses, and return their ids.
+    def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions], incarnation: UUID) -> list[int]:
+        """Delete the rows (ascending) that `same` chooses, and return their ids. `incarnation`: see `delete`.
 
         A row stays if an older one of its key stays: then both are published, in order (P49). `same` receives rows as
         returned by a mark, in portions. Raises like `delete`.
@@ -213,13 +217,13 @@ class PurgeSession:
             return []
         found = self._connection.execute(queries.behind_others(self._table, shape), {"ids": list(chosen.ids)})
         chosen = chosen.without({row[0] for row in found})
-        others = self.delete(chosen) if chosen.ids else []
+        others = self.delete(chosen, incarnation) if chosen.ids else []
         return [record_id for record_id in chosen.ids if record_id not in others]
 
-    def _purge_sql(self, *, by_version: bool) -> str:
+    def _purge_sql(self, *, by_version: bool, incarnation: UUID | None = None) -> str:
         archive = self._rules.archive
         shape = self._known_shape() if archive != "off" else None
-        return settle.purge(self._table, archive, shape, self._space(), by_version=by_version)
+        return settle.purge(self._table, archive, shape, self._space(), by_version=by_version, incarnation=incarnation)
 
     def _written_anew(self, rows: RowVersions) -> tuple[RowVersions, list[int]]:
         """For rows not found as they were read: the same records in their current versions, and the ids of other

@@ -21,6 +21,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from operator import attrgetter
 from typing import Protocol, TypeVar
+from uuid import UUID
 
 import psycopg
 
@@ -138,9 +139,11 @@ class Purger(threading.Thread):
 
         return self.ask(delete) is not None
 
-    def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions]) -> list[int] | None:
+    def delete_same(
+        self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions], incarnation: UUID
+    ) -> list[int] | None:
         """Calls `PurgeSession.delete_same` on this thread; None: see `ask`."""
-        return self.ask(lambda: self._session.delete_same(ids, same))
+        return self.ask(lambda: self._session.delete_same(ids, same, incarnation))
 
     def stop(self) -> None:
         """End the thread once the running statement has ended."""

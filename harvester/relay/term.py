@@ -204,9 +204,9 @@ class _LaneOwner:
             self._session.refuse_other(others[0])
         return True
 
-    def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions]) -> list[int]:
+    def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions], incarnation: UUID) -> list[int]:
         self._session.ready()
-        return self._session.delete_same(ids, same)
+        return self._session.delete_same(ids, same, incarnation)
 
     def fenced(self, lane: int) -> None:
         """Not needed here."""

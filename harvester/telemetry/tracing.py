@@ -142,8 +142,7 @@ class TracingProducer:
             self._producer.produce(topic, value, key, partition, on_delivery, callback, timestamp, headers)
             return
         span, parent = begun
-        given = [header for header in headers or () if header[0].lower() not in self._fields]
-        self._map.inject(given, set_span_in_context(span, without_baggage(parent)), _SETTER)
+        given = self._replaced(headers or [], set_span_in_context(span, without_baggage(parent)))
         try:
             report = partial(self._reported, span, on_delivery)
             self._producer.produce(topic, value, key, partition, report, callback, timestamp, given)
@@ -186,6 +185,14 @@ class TracingProducer:
         if key is not None:
             attributes["messaging.kafka.message.key"] = key.decode("utf-8", "replace")
         return self._tracer.start_span(f"send {topic}", parent, SpanKind.PRODUCER, attributes), parent
+
+    def _replaced(self, headers: Headers, context: Context) -> Headers:
+        """Headers with this context in place of their own: the harvester's header stays the last one."""
+        is_old = [name.lower() in self._fields for name, _ in headers]
+        first, injected = is_old.index(True) if any(is_old) else 0, Headers()
+        self._map.inject(injected, context, _SETTER)
+        kept = [header for header, old in zip(headers, is_old, strict=True) if not old]
+        return [*kept[:first], *injected, *kept[first:]]
 
     def _reported(self, span: Span, on_delivery: Report | None, error: Any, message: Any) -> None:
         if error is not None:

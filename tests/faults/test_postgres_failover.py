@@ -18,6 +18,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from harvester.outbox.schema import init
+from harvester.outbox.tables import OutboxTable
 from tests.support.cli import RunningCli
 from tests.support.harvesting import Scene, wait_leads
 from tests.support.private import Private, private
@@ -185,7 +187,9 @@ def test_exactly_once_nothing_is_repeated_where_no_commit_is_lost(
 ) -> None:
     """P49: what Kafka has committed is purged in the survivor before anything is published."""
     rows = [(f"k{number}", "1") for number in range(20)]
-    with scene.cli(data_source=through(scene, address), env=scene.plan.env, **EXACTLY_ONCE) as running:
+    given = {**EXACTLY_ONCE, "archive": "ids"}
+    init(scene.db, OutboxTable.parse("outbox"), archive=True)
+    with scene.cli(data_source=through(scene, address), env=scene.plan.env, **given) as running:
         wait_leads(running)
         before = incarnation(scene)
         with scene.plan.blocked("shard.committed") as reached:
@@ -198,6 +202,8 @@ def test_exactly_once_nothing_is_repeated_where_no_commit_is_lost(
             address.open()
         scene.wait_left()
         assert incarnation(scene) != before
+        archived = "SELECT array_agg(id ORDER BY id) FROM outbox_archive WHERE incarnation = %s"
+        assert scene.db.execute(archived, (before,)).fetchone() == (old,), "as in the headers of their records"
         scene.add(*((key, "2") for key, _ in rows))
         scene.wait_left()
         assert running.stop() == 0

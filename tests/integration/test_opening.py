@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -41,7 +41,7 @@ class Database:
         return not self.ends
 
     def delete_same(
-        self, ids: Sequence[int], same: Callable[[list[tuple[int, bytes | None, bytes]]], RowVersions]
+        self, ids: Sequence[int], same: Callable[[list[tuple[int, bytes | None, bytes]]], RowVersions], _: UUID
     ) -> list[int] | None:
         chosen = same([row for row in self.found if row[0] in ids])
         return list(chosen.ids) if self.delete(chosen) else None

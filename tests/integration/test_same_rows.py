@@ -49,7 +49,7 @@ def progress(rows: Sequence[Row]) -> Progress:
 
 
 def purged(session: PurgeSession, named: Progress) -> list[int]:
-    return session.delete_same(named.ids, lambda rows: same_rows(named, rows))
+    return session.delete_same(named.ids, lambda rows: same_rows(named, rows), named.incarnation)
 
 
 @BOTH
@@ -115,7 +115,7 @@ def test_ids_that_have_started_again_are_those_of_other_rows(
         return same_rows(named, rows)
 
     with pytest.raises(DatabaseUnavailable, match="started again"):
-        purging.delete_same(named.ids, restart)
+        purging.delete_same(named.ids, restart, named.incarnation)
     assert len(scene.left()) == 1
 
 
@@ -136,4 +136,4 @@ def test_nothing_is_named(purging: PurgeSession) -> None:
     def same(_rows: list[Row]) -> Any:
         raise AssertionError("nothing is read")
 
-    assert purging.delete_same([], same) == []
+    assert purging.delete_same([], same, uuid4()) == []

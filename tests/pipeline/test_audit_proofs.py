@@ -50,7 +50,8 @@ class Book:
     scene: Scene
     batches: int = 0
     offset: int = 0
-    more: dict[int, Headers] = field(default_factory=dict)  # of a record of this id, beside the harvester's
+    more: dict[int, Headers] = field(default_factory=dict)  # of a record of this id, before the harvester's
+    behind: dict[int, Headers] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         make_lake(self.spark, Path(self.root))
@@ -71,7 +72,7 @@ class Book:
         """As one batch."""
         rows = []
         for one in sent:
-            headers = [*self.more.get(one.id, ()), *(one.headers or ())]
+            headers = [*self.more.get(one.id, ()), *(one.headers or ()), *self.behind.get(one.id, ())]
             rows.append({**one.row(), "headers": headers, "offset": self.offset})
             self.offset += 1
         batch = LakeBatch(open_store(self.spark, self.root), f"{self.root}/checkpoint", "test", HEADER, {})
@@ -127,11 +128,13 @@ def test_each_planted_defect_is_found_in_what_is_new(
     clean[4] = replace(clean[4], key=None)
     trace: Headers = (("trace", "é".encode()), ("empty", b""))
     refers = ((reference.HEADER, url), (reference.BYTES_HEADER, b"2000"), (reference.DIGEST_HEADER, digest))
-    book.more = {5000: trace, 6000: (*trace, *refers), 7000: (*trace, ("traceparent", b"00-1-2-01"))}
-    book.read(replace(one, value=url) if one.id == 6000 else one for one in clean)
+    span = ("traceparent", b"00-1-2-01")
+    book.more = {5000: trace, 6000: (*trace, *refers), 7000: (*trace, span), 8000: trace, 9000: (*trace, *refers)}
+    book.behind = {8000: (span,), 9000: (span, ("tracestate", b"a=b"))}  # as earlier versions put them
+    book.read(replace(one, value=url) if one.id in (6000, 9000) else one for one in clean)
     for one in clean:
-        stored = replace(one, value=large) if one.id == 6000 else one
-        began = {"TraceParent": "00-1-1-01"} if one.id == 7000 else {}
+        stored = replace(one, value=large) if one.id in (6000, 9000) else one
+        began = {"TraceParent": "00-1-1-01"} if one.id in (7000, 8000, 9000) else {}
         book.archive([stored], {**began, "trace": "é", "empty": ""} if one.id in book.more else None)
     report, [first] = book.prove()
     assert (report.found, first.verdict, first.unequal) == ((), AuditVerdict.EQUAL, 0)

@@ -11,6 +11,7 @@ and nothing leaves it without them. Text only.
 from __future__ import annotations
 
 from typing import Literal
+from uuid import UUID
 
 from harvester.errors import SchemaError
 from harvester.outbox.shape import OutboxShape
@@ -49,17 +50,20 @@ def purge(
     space: IdSpace | None = None,
     *,
     by_version: bool = False,
+    incarnation: UUID | None = None,
 ) -> str:
     """Delete what Kafka acknowledged; a parameter in libpq's notation, the ids (ascending) as bigint[].
 
     `by_version`: only rows with the xmins of a second parameter, as xid[] (P50). The command tag carries the number of
-    rows, with an archive (INSERT 0 n) or without (DELETE n). `shape` is required for an archive.
+    rows, with an archive (INSERT 0 n) or without (DELETE n). `shape` is required for an archive. `incarnation`: the one
+    of their records, for the archive; None: the current one.
     """
     delete = f"DELETE FROM {table.sql} o WHERE {_meant('$1', '$2' if by_version else None)}{in_space(table, space)}"
     if archive == "off":
         return delete
     assert shape is not None, "the archive's content depends on the columns"
-    return f"WITH d AS ({delete} RETURNING {_kept(archive, shape)}) {_into_archive(table.archive, table.term)}"
+    trace = _into_archive(table.archive, table.term, incarnation)
+    return f"WITH d AS ({delete} RETURNING {_kept(archive, shape)}) {trace}"
 
 
 def purge_unlocked(
@@ -153,12 +157,13 @@ def _kept(archive: Archive, shape: OutboxShape) -> str:
     return ", ".join(kept)
 
 
-def _into_archive(archive: str, term: str) -> str:
+def _into_archive(archive: str, term: str, incarnation: UUID | None = None) -> str:
     # A scalar subquery: if the term row were missing, a join would drop the trace, and the count with it.
+    of = f"(SELECT incarnation FROM {term})" if incarnation is None else f"'{incarnation}'::uuid"
     return (
         f"INSERT INTO {archive} (id, incarnation, purged_at, create_time, kafka_topic, kafka_key, kafka_value,"
         " kafka_header_keys, kafka_header_values, kafka_partition)"
-        f" SELECT d.id, (SELECT incarnation FROM {term}), now(), d.create_time, d.kafka_topic, d.key, d.value,"
+        f" SELECT d.id, {of}, now(), d.create_time, d.kafka_topic, d.key, d.value,"
         " d.kafka_header_keys, d.kafka_header_values, d.kafka_partition FROM d"
     )
 

@@ -199,7 +199,7 @@ class _Work:
         current = str(self.facts.incarnation)
         query = sums.summed_in_postgres(sums.in_archive(self.settings.table, ids, current))
         archive = sums.by_bucket(self._asked(query))
-        rows = sums.in_silver(self.store.table("silver"), ids)
+        rows = sums.in_silver(self.store.table("silver"), ids, self.store.header())
         silver = sums.by_bucket(sums.summed_in_spark(rows).collect())
         unequal = sums.unequal(silver, archive)
         tallies[checks.DELIVERIES] += sum(one.records for one in silver.values())
@@ -228,7 +228,7 @@ class _Work:
         """
         jdbc, none = jdbc_source(self.dsn), F.lit(None).cast("string")
         listed = local(self.spark, [{"bucket": one} for one in unequal], "bucket bigint")
-        rows = sums.in_silver(self.store.table("silver"), ids)
+        rows = sums.in_silver(self.store.table("silver"), ids, self.store.header())
         rows = keep(rows.join(F.broadcast(listed), "bucket", "left_semi"), self.kept)
         marked = keep(checks.marked(inputs.trimmed(rows.withColumn("problem", none), None, None, "")), self.kept)
         chosen = (

@@ -9,7 +9,8 @@ An archive may keep only ids. It cannot be told from one that keeps tombstones b
 bucket of which the archive keeps more bare rows than silver has is one whose contents it did not keep.
 
 A large value is not in the lake: its digest is, in the headers that refer to it (`claim_check.reference`). The headers
-of a trace are left out: with `tracing.enabled` a record gets those of the harvester's own span.
+of a trace are left out: with `tracing.enabled` a record gets those of the harvester's own span. Earlier versions put
+them behind the harvester's header, which silver then keeps.
 """
 
 from __future__ import annotations
@@ -121,15 +122,20 @@ def summed_in_postgres(rows: str) -> str:
     )
 
 
-def in_silver(silver: DataFrame, ids: IdRange) -> DataFrame:
-    """schemas.SILVER → its rows with these ids, with bucket, bare, name, content; as `in_archive` has them."""
+def in_silver(silver: DataFrame, ids: IdRange, header: str) -> DataFrame:
+    """schemas.SILVER → its rows with these ids, with bucket, bare, name, content; as `in_archive` has them.
+
+    `header`: the name of the harvester's.
+    """
+    untraced = f"filter(headers, one -> lower(one.key) NOT IN ({_TRACE_HEADERS}))"
+    left = f"size(sent) < size(headers) AND try_element_at(sent, -1).key <=> {text(header)}"
+    sent = f"CASE WHEN {left} THEN slice(sent, 1, size(sent) - 1) ELSE sent END"
     claim = (
-        f"(try_element_at(headers, -3).key <=> {text(reference.HEADER)}"
-        f" AND try_element_at(headers, -1).key <=> {text(reference.DIGEST_HEADER)})"
+        f"(try_element_at(sent, -3).key <=> {text(reference.HEADER)}"
+        f" AND try_element_at(sent, -1).key <=> {text(reference.DIGEST_HEADER)})"
     )
-    own = f"CASE WHEN {claim} THEN slice(headers, 1, size(headers) - 3) ELSE headers END"
-    own = f"filter({own}, one -> lower(one.key) NOT IN ({_TRACE_HEADERS}))"
-    value = f"CASE WHEN {claim} THEN CAST(try_element_at(headers, -1).value AS STRING) ELSE sha2(value, 256) END"
+    own = f"CASE WHEN {claim} THEN slice(sent, 1, size(sent) - 3) ELSE sent END"
+    value = f"CASE WHEN {claim} THEN CAST(try_element_at(sent, -1).value AS STRING) ELSE sha2(value, 256) END"
     parts = "concat(transform(own, one -> one.key), transform(own, one -> coalesce(CAST(one.value AS STRING), '')))"
     name = "concat(id, ' ', topic, ' ', coalesce(lower(hex(key)), '-'))"
     content = f"concat({name}, ' ', coalesce({value}, '-'), ' ', coalesce(array_join({parts}, {_UNIT}), ''))"
@@ -138,6 +144,7 @@ def in_silver(silver: DataFrame, ids: IdRange) -> DataFrame:
         & F.col("id").between(ids.first, ids.end - 1)
         & F.col("topic").isin(*ids.topics)
     )
+    rows = rows.withColumn("sent", F.expr(untraced)).withColumn("sent", F.expr(sent))
     return rows.withColumn("own", F.expr(own)).withColumns(
         {
             "bucket": F.expr(f"shiftright(id, {BITS})"),
