@@ -109,13 +109,18 @@ WHERE i.indrelid = %s
 ORDER BY c.relname
 """
 
-# to_regclass, then privileges: neither fails for a missing table.
+# to_regclass, then privileges: neither fails for a missing table. A notice has all of these columns; kafka_headers is
+# another's column next to the two arrays.
 BESIDE = """
 SELECT to_regclass($1) IS NOT NULL,
        CASE WHEN to_regclass($2) IS NULL THEN 'missing'
             WHEN has_table_privilege(to_regclass($2)::oid, 'INSERT') THEN 'ready'
             ELSE 'denied' END,
-       has_any_column_privilege(to_regclass($3)::oid, 'INSERT')
+       (SELECT bool_and(has_column_privilege(a.attrelid, a.attnum, 'INSERT')) FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = to_regclass($3)::oid AND NOT a.attisdropped AND (a.attname IN (
+            'create_time', 'kafka_topic', 'kafka_key', 'kafka_value', 'kafka_header_keys', 'kafka_header_values')
+            OR a.attname = 'kafka_headers' AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute b
+                WHERE b.attrelid = a.attrelid AND b.attname = 'kafka_header_keys' AND NOT b.attisdropped)))
 """
 
 

@@ -10,6 +10,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester import OutboxRecord, Stasher
+from harvester.config import Config
+from harvester.doctor.database import read_database
 from harvester.errors import ConfigurationError
 from harvester.outbox import schema
 from harvester.outbox.archive import create_archive
@@ -234,6 +236,27 @@ def test_an_archive_and_notices_need_more(roles: Roles) -> None:
         owner.execute(script(GrantTarget.of(TABLE, None, archive=True), relays=[name]).encode())
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             relay.execute("INSERT INTO billing.outbox (kafka_topic) VALUES ('t')")
+
+
+def test_notices_with_headers_in_one_column(roles: Roles) -> None:
+    """A notice is written into every column of a record."""
+    with psycopg.connect(roles.owner, autocommit=True) as owner, psycopg.connect(roles.relay, autocommit=True) as relay:
+        owner.execute(
+            "ALTER TABLE billing.outbox DROP kafka_header_keys, DROP kafka_header_values, ADD kafka_headers jsonb"
+        )
+        config = Config(
+            leader_group_id="billing", data_source=roles.relay, outbox_table="billing.outbox",
+            poison={"notice_topic": "notices"},
+        )  # fmt: skip
+        name, facts = user(roles.relay), schema.read_facts(owner, TABLE)
+        owner.execute(script(GrantTarget.of(TABLE, facts, notices=True), relays=[name]).encode())
+        assert read_database(config).notices
+        relay.execute(
+            "INSERT INTO billing.outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_headers)"
+            " VALUES (now(), 'notices', NULL, NULL, NULL)"
+        )
+        owner.execute(f"REVOKE INSERT (kafka_headers) ON billing.outbox FROM {name}".encode())
+        assert read_database(config).notices is False
 
 
 def test_the_owner_keeps_its_tables(roles: Roles) -> None:

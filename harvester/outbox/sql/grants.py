@@ -19,10 +19,11 @@ from harvester.outbox.sql.stash_function import signatures
 from harvester.outbox.tables import OutboxTable, literal, quoted
 
 _NOT_FOR_WRITERS = frozenset({"id", "leader_id"})
-_WRITTEN = (
+_NEW = (
     "create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values",
     "kafka_partition",
 )  # fmt: skip
+_WRITTEN = (*_NEW, "kafka_headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class GrantTarget:
         outbox = facts.outbox if facts is not None else None
         schema = outbox.schema if outbox is not None else table.schema or "public"
         known = facts.sequence if facts is not None else None
-        columns = outbox.columns if outbox is not None else _WRITTEN
+        columns = outbox.columns if outbox is not None else _NEW
         placed = OutboxTable(schema, table.name)
         return cls(
             table=placed,
