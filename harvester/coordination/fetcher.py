@@ -285,7 +285,8 @@ class Fetcher:
             if changed:
                 self._pace()
         for place, since in tuple(self._displaced.items()):
-            yield from self._replace(place, since)
+            if place in self._displaced:  # the application may have paused it
+                yield from self._replace(place, since)
         with self._session.lock:
             blocks = self._blocks(clock_s())
         yield from blocks
@@ -388,8 +389,9 @@ class Fetcher:
             buffer.skip_to(resumed_at)
             if buffer.is_empty:
                 buffer.pass_over(resumed_at)
-        self._unassign([place])
-        self._assign({place: resumed_at})
+        if place in self._assigned:  # not if the application has just paused it
+            self._unassign([place])
+        self._pace()
 
     def _assign(self, places: Mapping[GroupPartition, int | None]) -> None:
         """Make the client fetch from these offsets; None stands for the first existing record."""

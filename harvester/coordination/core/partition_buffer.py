@@ -325,8 +325,9 @@ class PartitionBuffer:
     def next_record(self) -> Any:
         """The next record to be handed out; None if none has arrived."""
         for batch in self.owned or ([] if self.batch is None else [self.batch]):
-            if batch.rest:
-                return batch.rest[0]
+            given = batch.given  # the application's thread may take more meanwhile
+            if given < len(batch.records):
+                return batch.records[given]
         return next(iter(self.fetched), None)
 
     @property

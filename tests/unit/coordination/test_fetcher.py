@@ -330,6 +330,25 @@ def test_where_a_claim_goes_on_at_the_end_is_where_its_successor_begins() -> Non
     scene.session._log.close(0)
 
 
+def test_who_hears_of_a_missing_position_may_pause_the_partition() -> None:
+    """And others, whose positions are missing as well: nothing is fetched of them before they are resumed."""
+    scene = Scene(out_of_range="earliest")
+    for place in (ONE, TWO):
+        scene.begin(place, last_offset=100)
+    scene.follow()
+    scene.data.bounds = (500, 600)
+    scene.fetcher._displaced |= dict.fromkeys((ONE, TWO), clock_s() - 60)
+    told = []
+    for event in scene.fetcher.follow():
+        told.append(event)
+        scene.fetcher.pause(None, None)
+    assert told == [OutOfRange("t", 0, 101, 500, 600, 500)]
+    assert scene.data.assigned == {}
+    scene.fetcher.resume(None, None)
+    assert scene.data.assigned == {0: 500, 1: 101}  # of the second, the client will say so again
+    scene.session._log.close(0)
+
+
 def test_a_client_that_finds_no_broker_while_claims_are_held_is_replaced(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

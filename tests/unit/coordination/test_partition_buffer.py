@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
@@ -199,6 +200,21 @@ def test_at_most_once_the_last_lot_leaves_nothing() -> None:
     assert made.lay_down() is None
     assert (made.last_offset, made.owned) == (4, [])
     assert made.give_back() == 4
+
+
+def test_what_comes_next_is_found_while_the_application_takes_it() -> None:
+    class Taken(list[Any]):
+        """Of which the rest is taken between two looks."""
+
+        def __len__(self) -> int:
+            count = super().__len__()
+            made.batch.given = count
+            return count
+
+    made: Any = opened(3, 4)
+    made.batch.records = Taken(made.batch.records)
+    assert made.next_record.offset() == 3
+    assert made.next_record is None
 
 
 def test_nothing_fetched_is_no_batch() -> None:
