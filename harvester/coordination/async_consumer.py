@@ -46,6 +46,7 @@ class AsyncCoordinatedConsumer:
     ) -> None:
         self._begin = lambda: CoordinatedConsumer(settings, on_event=self._events.append, **given)
         self._events: deque[Event] = deque()
+        self._untold = set[tuple[str, int, int]]()  # claims that ended before they were announced
         self._on_event = on_event
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="consumer")
         self._consumer: CoordinatedConsumer | None = None
@@ -284,18 +285,32 @@ class AsyncCoordinatedConsumer:
     async def _tell(self) -> None:
         while self._events:
             event = self._events.popleft()
-            end = self._end_of(event) if isinstance(event, Claimed) else None
-            if end is not None:  # the claim ended before it could be announced
-                self._events.remove(end)
+            if isinstance(event, Claimed) and self._has_ended(event):
+                self._untold.add((event.topic, event.partition, event.generation))
+                continue
+            if isinstance(event, Lost | Released) and self._was_untold(event):
                 continue
             told = None if self._on_event is None else self._on_event(event)
             if inspect.isawaitable(told):
                 await told
 
-    def _end_of(self, claim: Claimed) -> Event | None:
+    def _has_ended(self, claim: Claimed) -> bool:
+        """Whether the claim ended before it could be announced (see `Fetcher.concerns_application`): then neither is.
+
+        Its end may not have been heard yet, while `on_event` was awaited for an earlier event.
+        """
         known = claim.topic, claim.partition, claim.generation
         ends = (each for each in self._events if isinstance(each, Lost | Released))
-        return next((each for each in ends if (each.topic, each.partition, each.generation) == known), None)
+        return any((each.topic, each.partition, each.generation) == known for each in ends) or (
+            self._consumer is not None and not self._consumer._session.has(*known)
+        )
+
+    def _was_untold(self, end: Lost | Released) -> bool:
+        known = end.topic, end.partition, end.generation
+        if known not in self._untold:
+            return False
+        self._untold.remove(known)
+        return True
 
 
 async def _finished(future: Future[T]) -> T:

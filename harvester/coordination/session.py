@@ -85,6 +85,12 @@ class Session:
         self._append(message, arrived)
         return arrived
 
+    def has(self, topic: str, partition: int, token: int) -> bool:
+        """Whether this claim has not ended."""
+        with self.lock:
+            buffer = self.buffer.get(GroupPartition(self._settings.group, topic, partition))
+            return buffer is not None and buffer.token == token
+
     def holding(self, place: GroupPartition) -> ClaimState:
         return self._coordinator.holdings[place]
 

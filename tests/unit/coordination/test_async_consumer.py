@@ -52,7 +52,7 @@ class Holding:
             kafka=KAFKA, group="g", topics=("t",), heartbeat_interval_s=1.0, on_event=on_event, **self.given
         )
         made._look_at = made._mirror_at = math.inf
-        self.buffer = made._session.buffer[PLACE] = PartitionBuffer(PLACE, 7, FIRST - 1)
+        self.buffer = made._session.buffer[PLACE] = PartitionBuffer(PLACE, 7, FIRST - 1, token=7)
         self.buffer.begin(None)
         fetcher: Any = made._fetcher
         session: Any = made._session
@@ -469,6 +469,27 @@ def test_nothing_is_handed_out_behind_what_ends_the_consumer() -> None:
     with pytest.raises(OSError, match="refused"):
         consumer.consume(100_000, 0.1)
     consumer.close()
+
+
+def test_a_claim_that_ends_while_an_earlier_event_is_handled_is_not_told_of() -> None:
+    """Whatever would be opened for it belongs to another consumer by now."""
+    told: list[Event] = []
+
+    async def main() -> None:
+        holding = Holding()
+
+        async def tell(event: Event) -> None:
+            told.append(event)
+            if len(told) == 1:
+                holding.lose()
+
+        async with opened(holding, tell) as consumer:
+            consumer._events += [Lost("t", 1, 6, "its time is over"), Claimed("t", 0, 7)]
+            await consumer._tell()
+            await consumer.poll(0.2)
+            assert told[1:] == []
+
+    asyncio.run(main())
 
 
 def test_a_claim_that_is_over_when_the_task_hears_of_it_is_not_told_of() -> None:
