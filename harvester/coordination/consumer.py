@@ -116,8 +116,8 @@ class Turns:
             left = buffer.lay_down()
             if buffer.stopping_at is not None:
                 left = None  # it has been given back
-        else:  # the claim is lost: what is ours stays ours, except what was given back
-            left = RecordBatch(before.place, before.rest) if before.rest else None
+        else:  # the claim is lost: what is ours stays ours, except what was given back or withdrawn
+            left = RecordBatch(before.place, before.rest) if before.rest and not before.withdrawn else None
         if left is not None:
             session.owned.appendleft(left)
         for batch in tuple(session.owned):

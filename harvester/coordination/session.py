@@ -262,7 +262,9 @@ class Session:
                     self._counts["missed"] += 1
                 case ProcessBatch(place, generation):
                     self._own(place, generation)
-                case StopHandingOut(place, generation, reason, lost):
+                case StopHandingOut(place, generation, reason, lost, moved):
+                    if moved:
+                        self._withdraw(place)
                     self._stop(place, generation, reason, lost=lost)
                 case Warn(text):
                     _LOGGER.warning("%s", text)
@@ -289,6 +291,14 @@ class Session:
             if buffer.stopping_at is None:
                 self.owned.append(batch)
                 self.news.set()
+
+    def _withdraw(self, place: GroupPartition) -> None:
+        """At most once: hand out nothing more of what is ours."""
+        buffer = self.buffer.get(place)
+        waiting = [batch for batch in self.owned if batch.place == place]
+        for batch in (*waiting, *(() if buffer is None else buffer.owned)):
+            batch.withdraw()
+        self.owned = deque(batch for batch in self.owned if batch.place != place)
 
     def _stop(self, place: GroupPartition, generation: int, reason: str, *, lost: bool) -> None:
         _LOGGER.info("%s is given up: %s", place, reason)

@@ -63,7 +63,9 @@ def test_a_seek_back_hands_records_out_again_and_lasts(settings: ConsumerSetting
     assert second.values == ["0-0"]
 
 
-def test_a_seek_forward_leaves_records_out(settings: ConsumerSettings, start: Start) -> None:
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_a_seek_forward_leaves_records_out(settings: ConsumerSettings, start: Start, at_most_once: bool) -> None:
+    """At most once, records that are ours already come no more."""
     fill_keys(settings, 1, 100, partition=2)
     handled = Handled()
 
@@ -72,7 +74,7 @@ def test_a_seek_forward_leaves_records_out(settings: ConsumerSettings, start: St
         if len(handled.values) == 10:
             runner.consumer.seek(settings.topics[0], 2, 95)
 
-    runner = start(handle)
+    runner = start(handle, at_most_once=at_most_once)
     eventually(lambda: "0-99" in handled.values, what="the last record")
     assert handled.values == [f"0-{number}" for number in (*range(10), *range(95, 100))]
 

@@ -76,9 +76,10 @@ class ReadBack:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTaken:
-    """According to the log, the claim is no longer ours."""
+    """According to the log, the claim is no longer ours. `moved`: somebody has set the group's position."""
 
     reason: str
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +185,16 @@ class ProcessBatch:
 
 @dataclass(frozen=True, slots=True)
 class StopHandingOut:
-    """Hand out nothing more. `lost`: it may already belong to another; otherwise reply with PartitionDrained."""
+    """Hand out nothing more. `lost`: it may already belong to another; otherwise reply with PartitionDrained.
+
+    At most once, what is ours stays ours, unless it is `moved`: the next claim begins elsewhere.
+    """
 
     place: GroupPartition
     generation: int
     reason: str
     lost: bool
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,8 +348,8 @@ def _apply(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Ne
             return _append(state, message, now, pace)
         case ReadBack():
             return _read_back(state, event, now, pace)
-        case ClaimTaken(reason) if state.phase in HOLDING:
-            return _stop(state, reason)
+        case ClaimTaken(reason, moved) if state.phase in HOLDING:
+            return _stop(state, reason, moved=moved)
         case PositionFound(generation, last_offset, positioned) if state.phase is ClaimPhase.FINDING:
             if generation != state.generation:
                 return state, ()
@@ -476,12 +481,12 @@ def _left(state: ClaimState, last_offset: int | None, now: float, pace: ClaimTim
     return state, (*returned, *released)
 
 
-def _stop(state: ClaimState, reason: str) -> Next:
+def _stop(state: ClaimState, reason: str, *, moved: bool = False) -> Next:
     phase = state.phase
     state = state._replace(phase=ClaimPhase.IDLE, batch=None)
     if phase is ClaimPhase.FINDING:
         return state, (Missed(state.place),)
-    return state, (StopHandingOut(state.place, state.generation, reason, lost=True),)
+    return state, (StopHandingOut(state.place, state.generation, reason, lost=True, moved=moved),)
 
 
 def _missed(state: ClaimState) -> Next:

@@ -170,7 +170,7 @@ class Coordinator:
             return said
         if claim.generation != holding.generation or claim.holder != us:
             reason = "it was released for us" if claim.holder is None else f"{claim.holder.id} holds it"
-            said += self._step(place, ClaimTaken(reason), now)
+            said += self._step(place, ClaimTaken(reason, isinstance(message, SettingPosition)), now)
         return said
 
     # -- input from the consumer

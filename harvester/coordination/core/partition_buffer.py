@@ -142,12 +142,12 @@ class RecordBatch:
     still open in progress, so these are not part of the processed prefix yet.
     """
 
-    __slots__ = ("behind", "done", "ended", "given", "place", "records", "told", "until")
+    __slots__ = ("behind", "done", "ended", "given", "place", "records", "told", "until", "withdrawn")
 
     def __init__(self, place: GroupPartition, records: list[Any], *, behind: bool = False) -> None:
         self.place, self.records, self.behind = place, records, behind
         self.until = -math.inf
-        self.ended = False
+        self.ended = self.withdrawn = False
         self.given = self.done = 0
         self.told = 0  # how many of them are recorded in progress
 
@@ -222,6 +222,11 @@ class RecordBatch:
     def end(self) -> None:
         self.ended = True
         self.until = -math.inf
+
+    def withdraw(self) -> None:
+        """At most once: the rest will never be handed out, although it is ours."""
+        self.withdrawn = True
+        self.end()
 
     def give_back(self) -> None:
         """Nothing more of it will be handed out."""
