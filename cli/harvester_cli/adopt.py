@@ -56,8 +56,7 @@ def adopt(
     route = None if remove else Route.parse(**templates, headers=headers, headers_from=headers_from)
     with connected(settings, "adopt") as connection:
         if print_:
-            for statement in adoption.statements(connection, settings.table, table, route):
-                typer.echo(f"{statement};\n")
+            typer.echo(adoption.script(connection, settings.table, table, route), nl=False)
             return
         adoption.adopt(connection, settings.table, table, route)
     if route is None:

@@ -8,10 +8,11 @@ import psycopg
 
 from harvester.errors import SchemaError
 from harvester.outbox.connection import database_errors, execute
-from harvester.outbox.schema import locked, read_facts
+from harvester.outbox.schema import LOCK_TIMEOUT_MS, locked, read_facts
 from harvester.outbox.shape import outbox_shape
 from harvester.outbox.sql import adoption
 from harvester.outbox.sql.adoption import AdoptedTable, Route
+from harvester.outbox.sql.ddl import lock_statement
 from harvester.outbox.tables import OutboxTable
 
 _LOOK = """SELECT n.nspname, c.relname, c.relkind::text, ARRAY(
@@ -35,6 +36,12 @@ def statements(connection: psycopg.Connection[Any], table: OutboxTable, source: 
     if route is None:
         return adoption.abandon(placed, found)
     return adoption.adopt(placed, shape, AdoptedTable(found, kind, dict(columns)), route)
+
+
+def script(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route | None) -> str:
+    """The same for psql, as `adopt` does it: in one transaction, so that no row comes between two triggers."""
+    locks = [lock_statement(), f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"]
+    return ";\n\n".join(["BEGIN", *locks, *statements(connection, table, source, route), "COMMIT"]) + ";\n"
 
 
 def adopt(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route | None) -> None:

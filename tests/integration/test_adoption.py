@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
 from harvester.errors import DatabaseUnavailable, SchemaError
 from harvester.outbox import schema
@@ -196,7 +197,12 @@ def test_the_command(connection: psycopg.Connection[Any], database: str) -> None
     printed = run_cli("adopt", "outboxevent", "--print", *where).stdout
     connection.execute(INSERT, EVENT)
     assert records(connection) == []
-    psycopg.RawCursor(connection).execute(printed.encode())
+    assert printed.startswith("BEGIN;\n"), "or a row could come between the old trigger and the new one"
+    for statement in printed.split(";\n\n"):  # as psql does
+        psycopg.RawCursor(connection).execute(statement.encode())
+        if "CREATE TRIGGER" in statement:
+            assert connection.info.transaction_status is TransactionStatus.INTRANS
+    assert connection.info.transaction_status is TransactionStatus.IDLE
     connection.execute(INSERT, EVENT)
     assert records(connection) == [PUBLISHED]
     said = run_cli("adopt", "outboxevent", "--topic", "orders", "--key", "", "--no-headers", *where).stdout
