@@ -14,7 +14,7 @@ import typer
 from harvester_cli.coordination_options import CoordinationOptions
 from harvester_cli.dashboard.figures import counted, duration, one_line
 from harvester_cli.options import JsonOption, grouped
-from harvester_cli.output import is_ascii, print_json
+from harvester_cli.output import console, is_ascii, print_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -256,16 +256,14 @@ def _show(rows: list[PartitionRow], *, json_: bool) -> None:
         print_json({"claims": [as_json(row) for row in rows]})
         return
 
-    from rich.console import Console
-
     from harvester_cli.dashboard.lines import in_ascii
 
     # Without a terminal nothing is cropped: a script may search for the name of a client.
-    console = Console(soft_wrap=True)
-    width = console.width if console.is_terminal else max((len(row.place.topic) for row in rows), default=0) + 400
+    to = console(soft_wrap=True)
+    width = to.width if to.is_terminal else max((len(row.place.topic) for row in rows), default=0) + 400
     typer.echo(summary(rows))
     for line in table(rows, width) if rows else ():
-        console.print(in_ascii(line) if is_ascii() else line)
+        to.print(in_ascii(line) if is_ascii() else line)
 
 
 def _watch(observer: Observer, group: str | None, coordination_topic: str, *, json_: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from harvester.errors import ConfigurationError, HarvesterError, Problem
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
-from harvester_cli.output import print_json
+from harvester_cli.output import console, print_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -31,11 +31,9 @@ def show(options: LoggedOptions, json_: JsonOption = False) -> None:
     if json_:
         print_json(as_json(loaded), indent=2)
         return
-    from rich.console import Console
-
-    console = Console(soft_wrap=True, highlight=False)
+    screen = console(soft_wrap=True, highlight=False)
     for line in _as_toml(loaded):
-        console.print(line)
+        screen.print(line)
 
 
 @app.command("check")

@@ -10,7 +10,7 @@ import typer
 
 from harvester_cli.dashboard.figures import counted
 from harvester_cli.options import ConfigOptions, JsonOption, grouped
-from harvester_cli.output import spinner
+from harvester_cli.output import console, spinner
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -49,12 +49,10 @@ def doctor(
 
 
 def _print(report: DoctorReport) -> None:
-    from rich.console import Console
-
     # Wrapped by the terminal, never cut: a line can be searched and copied as it is.
-    console = Console(highlight=False, soft_wrap=True)
+    screen = console(highlight=False, soft_wrap=True)
     for line in lines_of(report):
-        console.print(line)
+        screen.print(line)
 
 
 def lines_of(report: DoctorReport) -> Iterator[Text]:

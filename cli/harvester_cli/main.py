@@ -75,6 +75,16 @@ class _Commands(TyperGroup):
             _name_values(command, ctx)
         return command
 
+    def invoke(self, ctx: Any) -> Any:
+        """As the library does, except that it takes a reader who has gone (`| head`) for a failed command."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # there is nobody to say anything to
+            sys.exit(141)
+        return result
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         limit = formatter.width - 6 - max(map(len, self.commands))
         for title, names in _PANELS.items():
@@ -135,10 +145,6 @@ def main() -> None:
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output is gone (`| head`): there is nothing left to say, and nobody to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
 
 
 def _spare_clients() -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -42,6 +42,9 @@ def console(*, stderr: bool = False, **options: Any) -> Console:
         @property
         def encoding(self) -> str:
             return "ascii" if is_ascii() else super().encoding
+
+        def on_broken_pipe(self) -> NoReturn:
+            raise  # noqa: PLE0704 - the library calls this with the error at hand, and would exit with 1
 
     if not (sys.stderr if stderr else sys.stdout).isatty():
         options.setdefault("width", _UNWRAPPED)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from harvester.config import Config
 from harvester.errors import ConfigurationError
+from tests.support.cli import COMMAND, cli_environment
 
 FILE = """
 leader_group_id = "billing"
@@ -136,3 +137,15 @@ def test_the_command_exits_with_78_and_no_traceback(tmp_path: Path) -> None:
     assert "limits.shards: 0 is out of range" in result.stderr
     assert "zzz: unknown setting" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", [["config", "show"], ["config", "show", "--json"], ["config", "check"]])
+def test_a_reader_that_has_gone_is_no_failed_command(command: list[str]) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [*COMMAND, *command, "--set", "leader_group_id=billing"],
+        env=cli_environment(), stdout=writes, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
