@@ -38,7 +38,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/* The name of the job changes with what it does: a job cannot be changed. */}}
 {{- define "harvester.initName" -}}
-{{- $made := list (include "harvester.image" .) .Values.config .Values.init.dataSource .Values.init.arguments .Values.init.environment .Values.secrets | toJson | sha256sum | trunc 8 -}}
+{{- $made := list (include "harvester.image" .) .Values.config .Values.init.dataSource .Values.init.arguments .Values.init.environment .Values.secrets .Values.set .Values.extraEnvironment | toJson | sha256sum | trunc 8 -}}
 {{- printf "%s-init-%s" (include "harvester.fullname" .) $made -}}
 {{- end -}}
 
