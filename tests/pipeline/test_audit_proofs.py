@@ -164,7 +164,7 @@ def test_each_planted_defect_is_found_in_what_is_new(
     assert [tuple(one[name] for name in named) for one in rows] == [
         (1000, 20_000, 19, 5, 0, "equal", TOPIC), (20_000, 50_000, 30, 8, 4, "broken", TOPIC),
     ]  # fmt: skip
-    assert command(*lake) == ExitCode.OK
+    assert command(*lake, "--json-file", "/dev/full") == ExitCode.UNAVAILABLE
     assert capsys.readouterr().out == "Nothing new: the archive has no ids from the last proof to the newest cut.\n"
 
     # What was erased from the lake alone is explained; what nobody purged is suspect; of ids alone, no value is judged.
@@ -191,7 +191,8 @@ def test_each_planted_defect_is_found_in_what_is_new(
     streaming.store(spark, f"{book.root}/checkpoint", streaming.Manifest("test", "lake", (TOPIC, "more"), HEADER))
     assert [one.from_id for one in book.prove()[1]] == [1000]
 
-    for arguments in (("--topic", TOPIC), (*lake, "--from", "2h"), (*lake, "--no-history")):
+    refused = (*lake, "--json-file", book.root), (*lake, "--html", "/none/report.html")
+    for arguments in (("--topic", TOPIC), (*lake, "--from", "2h"), (*lake, "--no-history"), *refused):
         assert command(*arguments) == ExitCode.USAGE
     with psycopg.connect(book.scene.dsn, autocommit=True) as connection:
         connection.execute("DROP TABLE outbox_archive")

@@ -383,6 +383,22 @@ def test_an_adopted_lake_gives_no_number_again_that_counts_as_folded(
     assert any("erase them again" in line for line in told)
 
 
+def test_who_names_a_topic_again_is_told_that_erased_records_come_back(
+    lake: Lake, writer: Writer, make_topic: MakeTopic
+) -> None:
+    kept, other = make_topic(1, KEPT), make_topic(1, KEPT)
+    for number, topic in enumerate((kept, other)):
+        writer.send(topic, [Sent(number, b"k%d" % number, partition=0)])
+    lake.once(kept, other)
+    erase(lake.spark, str(lake.root), b"k1")
+    told: list[str] = []
+    lake.once(kept, recovery=Recovery(retire=(other,)), say=told.append)
+    assert not any("erase them again" in line for line in told)
+    lake.once(kept, other, say=told.append)
+    assert any("erase them again" in line for line in told)
+    assert lake.store.table("silver").count() == 2
+
+
 def make_anew(admin: AdminClient, topic: str) -> None:
     admin.delete_topics([topic])[topic].result(30)
     eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, f"{topic} is gone")

@@ -79,11 +79,8 @@ def audit(
         raise typer.BadParameter("needs Jinja2 and Pygal: pip install 'outbox-harvester[spark]'", param_hint="--html")
     begin, end = options.period(since, until)
     reach = duration(margin, "--margin")
-    for file in (html, json_file):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise typer.BadParameter(
-                f"there is no directory {file.absolute().parent}", param_hint="--html, --json-file"
-            )
+    options.check_writable(html, "--html")
+    options.check_writable(json_file, "--json-file")
 
     with job.spark("audit", format_=format_) as spark:
         from harvester.pipeline.audit.job import AuditSettings, run, stages_told
@@ -104,15 +101,31 @@ def audit(
             else:
                 report = run(spark, settings, progress=say)
     text = report.to_json()
-    if json_file is not None:
-        json_file.write_text(text + "\n", encoding="utf-8")
-    if html is not None:
-        from harvester.pipeline.audit.page import page
-
-        html.write_text(page(report), encoding="utf-8")
     print(text if json_ else "\n".join(_summary(report) if proofs is None else _proved(report, proofs)))
+    unwritten = _write(report, text, html, json_file)
     if not report.holds:
         raise VerificationFailed(report.answer(), hint="the examples name the records and their positions in Kafka")
+    if unwritten is not None:
+        from harvester.pipeline.audit.job import AuditUnfinished
+
+        raise AuditUnfinished(
+            f"the report cannot be written: {unwritten}", hint="with --json, it is on standard output"
+        )
+
+
+def _write(report: AuditReport, text: str, html: Path | None, json_file: Path | None) -> OSError | None:
+    """What has failed; then the report is on standard output: a repeat of a proof would have nothing to report."""
+    try:
+        if json_file is not None:
+            json_file.write_text(text + "\n", encoding="utf-8")
+        if html is not None:
+            from harvester.pipeline.audit.page import page
+
+            html.write_text(page(report), encoding="utf-8")
+    except OSError as error:
+        say(f"the report cannot be written: {error}")
+        return error
+    return None
 
 
 def _summary(report: AuditReport) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -205,12 +204,7 @@ def erase(
     if (key is None) == (key_base64 is None):
         raise typer.BadParameter("give the key either as text or as base64", param_hint="--key, --key-base64")
     raw = key.encode() if key is not None else from_base64(key_base64 or "", "--key-base64")
-    if certificate is not None:
-        parent = certificate.absolute().parent
-        if not parent.is_dir():
-            raise typer.BadParameter(f"there is no directory {parent}", param_hint="--certificate")
-        if certificate.is_dir() or not os.access(certificate if certificate.exists() else parent, os.W_OK):
-            raise typer.BadParameter(f"{certificate} cannot be written", param_hint="--certificate")
+    options.check_writable(certificate, "--certificate")
     outbox = (job.config.data_source, job.config.table) if database else None
     with job.spark("erase", format_=format_) as spark:
         from harvester.pipeline.lake.erase import erase as run

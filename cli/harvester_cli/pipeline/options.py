@@ -176,3 +176,14 @@ def period(since: str | None, until: str | None, first: str = "--from") -> tuple
 def say(line: str) -> None:
     """Print a progress line to standard error."""
     print(f"pipeline: {line}", file=sys.stderr, flush=True)
+
+
+def check_writable(file: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written, before anything is done of which it is to tell."""
+    if file is None:
+        return
+    parent = file.absolute().parent
+    if not parent.is_dir():
+        raise typer.BadParameter(f"there is no directory {parent}", param_hint=option)
+    if file.is_dir() or not os.access(file if file.exists() else parent, os.W_OK):
+        raise typer.BadParameter(f"{file} cannot be written", param_hint=option)

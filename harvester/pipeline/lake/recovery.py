@@ -196,6 +196,9 @@ def claim(
             plan = Plan(0, brokers.since(places, chosen.start_at, brokers.latest(places)))
     if chosen.adopt:
         _set_aside(store, where, say)
+    reads_all = plan is not None and plan.since == 0  # of a topic that returns, or of a log that has lost its end
+    if (chosen.adopt or reads_all) and not _is_empty(store, schemas.ERASURES_TABLE.name):
+        say("keys were erased from this lake: erase them again, because their records in Kafka may be read again")
     if plan is not None:
         plan = replace(plan, adopts=owner if chosen.adopt else None)
     decided = replace(decided, plan=plan, logs=followed(left, ids, -1 if progress is None else progress.number))
@@ -344,13 +347,11 @@ def _require_lost(
 
 
 def _set_aside(store: TableStore, where: str, say: Callable[[str], None]) -> None:
-    """Moves the rest of the old checkpoint away, and reports what a new one does not know."""
+    """Moves the rest of the old checkpoint away."""
     if tables.listing(store.spark, where):
         aside = f"{where}.{uuid.uuid4().hex[:8]}"
         tables.move(store.spark, where, aside)
         say(f"what is left of the checkpoint is in {aside} now")
-    if not _is_empty(store, schemas.ERASURES_TABLE.name):
-        say("keys were erased from this lake: erase them again, because their records in Kafka may be read again")
 
 
 def _of_tables(store: TableStore, wanted: Manifest) -> tuple[LakeProgress, Manifest]:
