@@ -127,16 +127,20 @@ def read_so_far(records: DataFrame) -> dict[Place, PartitionInput]:
 
 
 def whole_since(
-    bounds: TopicBounds | None, read: Mapping[Place, PartitionInput], since: datetime | None
+    bounds: TopicBounds | None,
+    read: Mapping[Place, PartitionInput],
+    since: datetime | None,
+    ends: Mapping[Place, int] | None = None,
 ) -> tuple[datetime | None, tuple[Place, ...]]:
     """The time since which every partition is complete (None: always), and the partitions where that is unknown.
 
     `since`: where reading began. A partition whose beginning was removed is complete from its first record on; one that
     was emptied may have lost anything. In a lake (`bounds` None) a partition that does not begin at offset 0 may have
-    had a beginning that was never read.
+    had a beginning that was never read, and one without a record anything before its end (`ends`).
     """
     if bounds is None:
         cut = [place for place, one in read.items() if one.first_offset > 0 and since is None]
+        cut += [place for place, end in (ends or {}).items() if end > 0 and place not in read and since is None]
     else:
         cut = list(bounds.truncated)
     begins = [read[place].first_at for place in cut if place in read]

@@ -42,6 +42,7 @@ from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.lake.batch import batch_name
 from harvester.pipeline.lake.silver import local
 from harvester.pipeline.session import clear_errors
+from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
 
 
@@ -168,7 +169,7 @@ class _Work:
 
     def _first(self, incarnation: str, end: int) -> int | None:
         """The first archived id of which the lake may be expected to have the record; None: there is none."""
-        whole = self._whole
+        whole, _ = self._whole
         since = "" if whole is None else f" AND create_time >= '{whole.isoformat()}'"
         query = (
             f"SELECT min(id) FROM {self.settings.table.archive} WHERE"
@@ -182,16 +183,18 @@ class _Work:
         with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
             return execute(connection, query).fetchall()
 
-    def _records(self) -> DataFrame:
+    def _given(self) -> tuple[DataFrame, Mapping[Place, int] | None]:
+        """The lake's records, and where its last batch ended."""
         assert self.settings.lake is not None
         given = inputs.from_lake(self.spark, self.settings.lake, None, self.settings.checkpoint)
-        return inputs.trimmed(given.bronze, None, None, "")
+        return inputs.trimmed(given.bronze, None, None, ""), given.ends
 
     @cached_property
-    def _whole(self) -> datetime | None:
-        """As `whole_since` has it."""
-        whole, _ = inputs.whole_since(None, inputs.read_so_far(self._records()), None)
-        return whole
+    def _whole(self) -> tuple[datetime | None, frozenset[str]]:
+        """As `whole_since` has it, with the topics instead of their partitions."""
+        records, ends = self._given()
+        whole, emptied = inputs.whole_since(None, inputs.read_so_far(records), None, ends)
+        return whole, frozenset(topic for topic, _ in emptied)
 
     def prove(self, ids: IdRange, tallies: Counter[str]) -> tuple[Proof, tuple[FindingGroup, ...], DataFrame | None]:
         """Compares a range; adds to the tallies what was counted."""
@@ -240,10 +243,13 @@ class _Work:
         )
         current = str(self.facts.incarnation)
         archive = inputs.read_query(self.spark, jdbc, sums.in_archive(self.settings.table, ids, current, unequal))
-        records = self._records()
+        records, _ = self._given()
+        whole_since, doubtful = self._whole
         assert self.settings.lake is not None
         notes = inputs.lake_notes(self.spark, self.settings.lake, records, None)
-        scope = checks.AuditScope(ids.topics, whole=self._whole, losses=(*notes.losses, *notes.erasures))
+        scope = checks.AuditScope(
+            ids.topics, whole=whole_since, doubtful=doubtful, losses=(*notes.losses, *notes.erasures)
+        )
         there = keep(checks.found(checks.archived(past, scope), marked), self.kept)
         lost = checks.lost(there, scope)
         began = self._asked(f"SELECT min(purged_at) FROM {self.settings.table.archive}")[0][0]
