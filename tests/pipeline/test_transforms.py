@@ -265,6 +265,7 @@ def test_a_number_that_a_column_would_change_is_rejected(spark: SparkSession) ->
         b'{"at": -%d}' % wraps, b'{"at": "58000-01-01T00:00:00Z"}', b'{"day": "58000-01-01"}',
         b'{"plain": "58000-01-01T00:00:00"}', b'{"items": [{"price": 1.5}, {"price": 1.25}]}',
         b'{"times": {"x": %d}}' % wraps, b'{"times": {"x": 1772409600000}}', b'{"tiny": 200}', b'{"tiny": -129}',
+        b'{"at": "08:30"}', b'{"at": "T08:30"}', b'{"day": "2026-03-01T23:30:00-08:00"}', b'{"day": "2026-03-01 x"}',
     ]  # fmt: skip
     good = [
         b'{"total": 10.990, "count": 2.0, "at": 1772409600}', b'{"total": 1e1, "big": %d}' % (10**38 - 1),

@@ -349,11 +349,15 @@ def misfit(payload: StructType) -> Column:
 
 
 # Spark rounds a number with more decimals than its column. A number for a timestamp is taken as seconds and multiplied
-# by a million, which overflows silently beyond 9.2e12; one from 128 to 255 wraps in a byte. So such values are also
-# parsed as they are written.
+# by a million, which overflows silently beyond 9.2e12; one from 128 to 255 wraps in a byte. A time of day gets the day
+# on which it is parsed, and what follows a date is dropped. So such values are also parsed as they are written.
 
 _HUGE = "^-?[0-9]{13,}$"
 """Seconds with 13 or more digits: after the year 9999, whether or not the product overflows."""
+
+
+_TIME_OF_DAY = r"^\s*T?[0-9]{1,2}:"
+_DAY = r"^\s*[+-]?[0-9]{4,7}(-[0-9]{1,2}){0,2}\s*$"
 
 
 def _probe(kind: DataType) -> DataType | None:
@@ -362,7 +366,7 @@ def _probe(kind: DataType) -> DataType | None:
         return _finer(kind)
     if isinstance(kind, ByteType):
         return IntegerType()
-    return StringType() if isinstance(kind, TimestampType) else None
+    return StringType() if isinstance(kind, TimestampType | DateType) else None
 
 
 def _finer(kind: DecimalType) -> DecimalType:
@@ -376,7 +380,9 @@ def _altered(probe: Column, kind: DataType) -> Column | None:
         return ~probe.eqNullSafe(probe.try_cast(kind).try_cast(_finer(kind)))
     if isinstance(kind, ByteType):
         return ~probe.between(-128, 127)
-    return probe.rlike(_HUGE) if isinstance(kind, TimestampType) else None
+    if isinstance(kind, DateType):
+        return ~probe.rlike(_DAY)
+    return probe.rlike(_HUGE) | probe.rlike(_TIME_OF_DAY) if isinstance(kind, TimestampType) else None
 
 
 def beyond(value: Column, kind: DataType) -> Column | None:
