@@ -29,7 +29,7 @@ from harvester.coordination.core.world import World
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.settings import LONGEST_ANSWER_MS, ConsumerSettings
 from harvester.coordination.topic import failed, refused, refuses
-from harvester.errors import BrokerError
+from harvester.errors import BrokerError, BrokerUnavailable
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TIMEOUT_S = 10.0
@@ -42,6 +42,7 @@ _RENEWED_AFTER = 2.0  # times the time in which a message must arrive
 _LONGEST_PAUSE_S = 1.0  # between two attempts to connect
 _LEAST_STANDSTILL_S = 1.0
 _READY_S = 30.0  # a newly created topic has no leaders at first
+_LOOK_S = 2.0  # of these, until it is noticed that nobody waits any more
 
 P = TypeVar("P", bound=Hashable)
 Record = tuple[int, int, int, bytes | None]  # partition, offset, append time in ms, value
@@ -438,12 +439,23 @@ class LogBackfill:
         start = max(0, generation - records)
         return _Past(World.begin(self._settings.timing, start), start, whole=start == 0)
 
+    def _begin(self, log: CoordinationLog, partition: int, world: World) -> None:
+        deadline = clock_s() + _READY_S
+        while True:
+            try:
+                log.begin({partition: world}, ready_s=_LOOK_S)
+            except BrokerUnavailable:
+                if self._closed or clock_s() > deadline:
+                    raise
+            else:
+                return
+
     def _read(self, partition: int, past: _Past, generation: int) -> None:
         """Read on up to the claim, or as far as records arrive."""
         world, begun_at = past.world, past.world.next_offset
         log = CoordinationLog(self._settings.coordination_topic, self._settings.kafka, lambda place, number: None)
         try:
-            log.begin({partition: world})
+            self._begin(log, partition, world)
             past.whole |= world.next_offset > begun_at  # earlier ones are not retained
             deadline = clock_s() + _TIMEOUT_S
             while world.next_offset <= generation and not self._closed and clock_s() < deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -138,3 +139,14 @@ def test_what_goes_wrong_in_one_search_for_a_position_does_not_end_the_next(monk
     eventually(lambda: len(found) == 1, what="the second answer")
     assert found[0][1].generation == 7
     past.close()
+
+
+def test_the_end_does_not_wait_for_brokers_that_are_asked_for_a_position() -> None:
+    settings = ConsumerSettings(kafka=KAFKA, group="g", topics=("t",), heartbeat_interval_s=1.0)
+    past = LogBackfill(settings, lambda *_: None)
+    past.find(0, PLACE, 7)
+    eventually(lambda: past._pasts, what="the look into the log")
+    closing = threading.Thread(target=past.close, daemon=True)
+    closing.start()
+    closing.join(15)
+    assert not closing.is_alive(), "it would wait for half a minute"
