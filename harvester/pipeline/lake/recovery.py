@@ -196,8 +196,10 @@ def claim(
             plan = Plan(0, brokers.since(places, chosen.start_at, brokers.latest(places)))
     if chosen.adopt:
         _set_aside(store, where, say)
-    reads_all = plan is not None and plan.since == 0  # of a topic that returns, or of a log that has lost its end
-    if (chosen.adopt or reads_all) and not _is_empty(store, schemas.ERASURES_TABLE.name):
+    # All is read again of a topic that was retired, and of a log that has lost its end.
+    known = stored.logs.keys() - stored.topics if stored is not None else set()
+    again = not known.isdisjoint(wanted.topics) or (plan is not None and plan.since == 0)
+    if (chosen.adopt or again) and not _is_empty(store, schemas.ERASURES_TABLE.name):
         say("keys were erased from this lake: erase them again, because their records in Kafka may be read again")
     if plan is not None:
         plan = replace(plan, adopts=owner if chosen.adopt else None)
