@@ -40,7 +40,7 @@ def test_a_signal_stops_it_gracefully(number: signal.Signals, scene: Scene) -> N
     assert all(" test " in line and "in_flight=" in line for line in lines), lines
     assert " test stopped " in lines[-1]
     assert "delivered=1 " in lines[-1]
-    assert scene.sessions("harvester") == []
+    eventually(lambda: scene.sessions("harvester") == [], what="the end of its sessions")
 
 
 def test_ctrl_c_reaches_the_whole_process_group_and_still_stops_gracefully(scene: Scene) -> None:

@@ -112,7 +112,9 @@ def test_an_old_mark_that_waits_for_a_row_takes_nothing_after_the_term_rose(
             verify(scene, load)
             assert audit.updates("harvester one", before) == 0
             assert scene.published(topic) == {f"big-{n}": [f"{n}:".ljust(100, ".")] for n in range(1, 11)}
-            assert scene.term() == term
+            # A busy machine may fence the successor, which then leads again.
+            assert scene.holder() == "two"
+            assert len([text for text in messages(one.running) if text.startswith("leads as ")]) == 1
             two.stop()
 
 

@@ -34,7 +34,7 @@ def test_sessions_and_statements_end_at_any_moment(scene: Scene, function: str, 
         with writing(scene) as load:
             for _ in range(ROUNDS):
                 load.wait(ROWS)
-                sessions = scene.sessions("harvester")
+                sessions = eventually(lambda: scene.sessions("harvester"), what="sessions")
                 for pid in rng.sample(sessions, len(sessions) // 2 + 1):
                     struck += scene.db.execute(f"SELECT {function}(%s)", (pid,)).rowcount
             load.wait(ROWS)

@@ -285,9 +285,11 @@ def test_who_says_nothing_is_hung_up_on_but_not_who_has_stopped_it(
     sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That one waits for the end, and would take it for that."""
-    monkeypatch.setattr(ControlServer, "idle_s", 0.2)
     path = sockets / "x.sock"
     with serving(path), Connection(path) as stops, Connection(path) as silent:
+        assert stops.status()
+        assert silent.status()
+        monkeypatch.setattr(ControlServer, "idle_s", 1.0)  # from their next requests on
         stops.ask("stop")
         silent.status()  # later than the other one, so that it is hung up on later
         assert silent.wait_ended(60)

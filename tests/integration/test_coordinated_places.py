@@ -28,7 +28,7 @@ def test_a_position_moves_with_each_record(settings: ConsumerSettings, at_most_o
     topic = settings.topics[0]
     fill_keys(settings, 10, 10, partition=2)
     changed: dict[str, Any] = {"batch_records": 30, "at_most_once": at_most_once}
-    with CoordinatedConsumer(kafka=settings.kafka, group=settings.group, topics=topic, heartbeat_interval_s=1,
+    with CoordinatedConsumer(kafka=settings.kafka, group=settings.group, topics=topic, heartbeat_interval_s=4,
                              coordination_topic=settings.coordination_topic, **changed) as consumer:  # fmt: skip
         assert consumer.position(topic, 2) is None
         for expected in range(100):

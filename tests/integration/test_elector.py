@@ -183,7 +183,9 @@ def test_an_elector_that_stands_still_costs_leadership_and_is_replaced(scene: Sc
             one.wait_for_line("joined group .*, stands by", timeout_s=60)
             scene.add(("a", "1"))
             scene.wait_left()
-            assert two.leadership() == ["LeaderAcquired"]
+            # A busy machine may fence the successor, which then leads again.
+            assert scene.holder() == "two"
+            assert sum("leads as " in line for line in one.output.splitlines()) == 1
             assert one.stop() == 0
     assert scene.published() == causal(("a",), 1)
 
@@ -207,7 +209,9 @@ def test_a_supervisor_that_stands_still_loses_its_place_and_finds_another(scene:
             eventually(lambda: electors_of(one.pid) not in ([], [elector]), what="another elector")
             scene.add(("a", "2"))
             scene.wait_left()
-            assert two.leadership() == ["LeaderAcquired"]
+            # A busy machine may fence the successor, which then leads again.
+            assert scene.holder() == "two"
+            assert sum("leads as " in line for line in one.output.splitlines()) == 1
             assert one.stop() == 0
     assert scene.published() == causal(("a",), 2)
 

@@ -338,7 +338,7 @@ def test_a_program_that_ends_without_stopping_it_leaves_nothing_behind(scene: Sc
     assert admin.describe_consumer_groups([scene.group])[scene.group].result(30).members == []
     *_, pids = done.stdout.splitlines()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.split())
-    assert scene.sessions("harvester") == []
+    eventually(lambda: scene.sessions("harvester") == [], what="the end of its sessions")
     assert scene.left() == []
 
 

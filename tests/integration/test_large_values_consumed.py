@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,8 +141,13 @@ def test_a_record_whose_claim_ended_while_its_value_was_fetched_is_not_handed_ou
 
         monkeypatch.setattr(ClaimChecks, "resolve", slow)
 
+        def polled() -> Iterator[Any]:
+            while not consumer._is_over:
+                if (record := consumer.poll(0.1)) is not None:
+                    yield record
+
         def take() -> None:
-            for record in consumer if way == "loop" else iter(lambda: consumer.poll(5.0), None):
+            for record in consumer if way == "loop" else polled():
                 seen.append(record)
                 consumer.commit(record)
 

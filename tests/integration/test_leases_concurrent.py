@@ -181,6 +181,7 @@ def test_a_writer_that_is_killed_before_its_answer_repeats_nothing(database: str
                 began = _sequence(database)
                 eventually(partial(_beyond, database, began + 10), what="progress")
                 proxy.freeze(up=False)
+                eventually(proxy.holds_answer, what="an answer that does not arrive")
                 eventually(partial(_waits_for_its_answer, database), what="a writer that waits", interval_s=0.05)
                 child.kill()
                 said, _ = child.communicate()

@@ -75,7 +75,7 @@ def test_the_leader_finishes_lends_its_term_and_takes_it_again(scene: Scene, del
         # What was marked is settled, the row is as the leader released it, and nothing moves under the loan.
         (row,) = borrowing.settled
         assert (row.holder, row.delivery) == (None, delivery)
-        assert "drain" in running.of(LeaderFenced)[0].reason
+        assert "drain" in running.wait_for(LeaderFenced).reason
         before = sum(map(len, scene.published().values()))
         (late,) = scene.add(("late", "1"))
         loan = borrowing.borrower.renew()

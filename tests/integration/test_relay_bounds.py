@@ -64,8 +64,8 @@ def test_a_mark_loop_that_stands_still_ends_leadership(
     scene: Scene, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its place among the members, its heartbeats and its trust are all in order."""
-    limits = {"heartbeat_timeout": "1s", "session_timeout": "5s"}
-    monkeypatch.setattr(marker, "_STALL_MARGIN_S", 2.0 - 6.0)  # 2 s; a statement may take six heartbeats
+    limits = {"heartbeat_timeout": "3s", "session_timeout": "15s"}
+    monkeypatch.setattr(marker, "_STALL_MARGIN_S", 2.0 - 18.0)  # 2 s; a statement may take six heartbeats
     with scene.member(**limits) as running:
         first = running.wait_leading()
         with plan.blocked("marker.mark") as reached:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from harvester import LeaderFenced
@@ -23,6 +25,10 @@ def keys_of(shard: int, count: int) -> list[str]:
     return [name for name in names if shard_of(name.encode(), 0, 2) == shard][:count]
 
 
+def _published(scene: Scene, ids: Collection[int]) -> bool:
+    return set(ids).isdisjoint(scene.left())
+
+
 def test_a_shard_that_stands_still_is_replaced_and_the_other_goes_on(scene: Scene) -> None:
     stuck, free = keys_of(0, 3), keys_of(1, 3)
     with scene.embedded(**QUICK) as running:
@@ -32,10 +38,10 @@ def test_a_shard_that_stands_still_is_replaced_and_the_other_goes_on(scene: Scen
         frozen = running.harvester.status().shards[0].pid
         assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
-        waiting = scene.add(*((key, "2") for key in stuck))
+        scene.add(*((key, "2") for key in stuck))
         for number in range(2, 20):
-            scene.add(*((key, str(number)) for key in free))
-            scene.wait_left(*waiting)
+            added = scene.add(*((key, str(number)) for key in free))
+            eventually(partial(_published, scene, added), what="the other shard's records")
         refreshed = running.wait_refreshed("shard 0 died")
         eventually(lambda: not alive(frozen), what="its death")
         scene.add(*((key, "3") for key in stuck))
@@ -118,6 +124,8 @@ def test_a_frozen_harvester_thaws_after_another_one_has_taken_over(scene: Scene)
             for number in range(6, 11):
                 scene.add(*((key, str(number)) for key in keys))
             scene.wait_left()
-            assert two.leadership() == ["LeaderAcquired"]
+            # A busy machine may fence the successor, which then leads again.
+            assert scene.holder() == "two"
+            assert sum("leads as " in line for line in one.output.splitlines()) == 1
             assert one.stop() == 0
     assert {key: list(dict.fromkeys(values)) for key, values in scene.published().items()} == causal(keys, 10)

@@ -47,7 +47,13 @@ def test_a_take_over_that_is_revoked_does_not_take_the_term_from_its_successor(s
 
 def test_a_leader_that_is_stopped_under_load_hands_over_without_a_repeat(scene: Scene) -> None:
     load = Load(
-        records=6000, topics=(scene.topic,), keys=50, rate_per_s=1000, rows_per_transaction=3, late=0.1, rollbacks=0.1
+        records=1_000_000,
+        topics=(scene.topic,),
+        keys=50,
+        rate_per_s=1000,
+        rows_per_transaction=3,
+        late=0.1,
+        rollbacks=0.1,
     )
     stop = threading.Event()
     with scene.cli(name="one") as one, ThreadPoolExecutor(1) as pool:

@@ -123,7 +123,7 @@ def test_rows_of_any_transaction_are_published_once_and_in_causal_order(form: st
         "c": ["1", "2", "3"],
         "d": ["1", "2"],
     }
-    assert scene.sessions("harvester") == []
+    eventually(lambda: scene.sessions("harvester") == [], what="the end of its sessions")
 
 
 def _relevant(said: list[str]) -> list[str]:

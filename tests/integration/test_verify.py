@@ -173,7 +173,7 @@ def test_an_open_transaction_is_told_apart_from_silence(servers: Any, database: 
     produce_in(producer, rows)
     try:
         with pytest.raises(BrokerError, match="an open transaction hides what follows") as caught:
-            judged(servers, database, timeout_s=0.5)
+            judged(servers, database, timeout_s=3.0)
         assert "read_uncommitted" in (caught.value.hint or "")
         assert counts(judged(servers, database, "read_uncommitted")) == {"delivered": 40}
     finally:

@@ -88,6 +88,7 @@ class Link:
         self._left = False  # the client was cut off from what is held back
         self._answered = 0  # bytes of answer since the client last said anything
         self._said = b""  # what was read of the client last
+        self._has_answer = False  # that is held back
         self._asked: deque[Asked] = deque()  # and not answered; a broker answers in order
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -117,6 +118,13 @@ class Link:
         with contextlib.suppress(OSError):
             unread = self._near.recv(_CHUNK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         return text in self._said or text in unread
+
+    def holds_answer(self) -> bool:
+        """Whether an answer has come that is held back; with the way down frozen."""
+        unread = b""
+        with contextlib.suppress(OSError):
+            unread = self._far.recv(_CHUNK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return self._has_answer or bool(unread)
 
     def _read(
         self, source: socket.socket, conduct: Conduct, held: queue.SimpleQueue[tuple[float, bytes]], answers: bool
@@ -150,7 +158,9 @@ class Link:
             while True:
                 due, data = held.get()
                 self._ended.wait(max(0.0, due - time.monotonic()))
+                self._has_answer |= answers and bool(data) and not conduct.flowing.is_set()
                 self._hold(conduct)
+                self._has_answer &= not answers
                 if not data:
                     break
                 if answers and self._springs(sink, data):

@@ -127,6 +127,12 @@ class Proxy:
             links = list(self._links)
         return any(link.holds(text) for link in links)
 
+    def holds_answer(self) -> bool:
+        """Whether an answer has come that is held back; with the way down frozen."""
+        with self._lock:
+            links = list(self._links)
+        return any(link.holds_answer() for link in links)
+
     def thaw(self) -> None:
         """The end of `freeze`."""
         self._up.flowing.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,12 @@ NOBODY = {"bootstrap.servers": "127.0.0.1:9", "reconnect.backoff.max.ms": "100"}
 
 def clients() -> set[str]:
     """The main threads of Kafka clients in this process."""
-    return {task.name for task in Path("/proc/self/task").iterdir() if "rdk:main" in (task / "comm").read_text()}
+    found = set[str]()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if "rdk:main" in (task / "comm").read_text():
+                found.add(task.name)
+    return found
 
 
 @pytest.fixture
