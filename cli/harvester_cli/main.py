@@ -78,12 +78,14 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """As the library does, except that it takes a reader who has gone (`| head`) for a failed command."""
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            try:
+                return super().invoke(ctx)
+            finally:
+                if sys.stdout is not None:  # it may be closed
+                    sys.stdout.flush()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # there is nobody to say anything to
             sys.exit(141)
-        return result
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         limit = formatter.width - 6 - max(map(len, self.commands))

@@ -46,7 +46,8 @@ def console(*, stderr: bool = False, **options: Any) -> Console:
         def on_broken_pipe(self) -> NoReturn:
             raise  # noqa: PLE0704 - the library calls this with the error at hand, and would exit with 1
 
-    if not (sys.stderr if stderr else sys.stdout).isatty():
+    stream = sys.stderr if stderr else sys.stdout
+    if stream is None or not stream.isatty():
         options.setdefault("width", _UNWRAPPED)
     return Ours(stderr=stderr, **options)
 

@@ -246,6 +246,12 @@ def places(text: str) -> dict[Place, int]:
     }
 
 
+def first_begins(spark: SparkSession, where: str) -> dict[Place, int]:
+    """Where the very first batch begins, which Spark's Kafka source has recorded; empty if that is not known."""
+    _, _, first = (tables.read_text(spark, f"{where}/sources/0/0") or "").partition("\n")
+    return places(first) if first else {}
+
+
 def start(writer: Any, *, once: bool, trigger_s: float) -> StreamingQuery:
     """Starts a stream: `once` up to the current ends of the topics, otherwise a batch every `trigger_s` seconds."""
     trigger = {"availableNow": True} if once else {"processingTime": f"{round(trigger_s * 1000)} milliseconds"}

@@ -147,33 +147,45 @@ _ALIVE = text("SELECT")
 
 @contextmanager
 def _watched(connection: Connection, begun: Any, outcome: SimpleNamespace) -> Iterator[None]:
-    """Forbids to commit the connection's transaction within the block; then `outcome.refused` is set, and a rollback is
-    due. If the block itself releases `begun`, a savepoint, its numbers stand.
+    """Forbids to commit the connection's transaction within the block: it is rolled back instead, and `outcome.refused`
+    set. If the block itself releases `begun`, a savepoint, its numbers stand.
 
-    SQLAlchemy permits both, and does not tell afterwards how a transaction ended. Events precede their statements.
+    SQLAlchemy permits both, and does not tell afterwards how a transaction ended. Events precede their statements; a
+    session that has joined a transaction of its connection's ends without one.
     """
     last: list[str] = []
 
     def noted(name: str) -> Callable[..., None]:
         return lambda *_: last.append(name)
 
-    def forbidden(*_: Any) -> None:
+    def refuse(*_: Any) -> None:
         outcome.refused = True
         raise OutboxError(
             "the transaction of a leased stasher cannot be committed within its block",
             hint="leave the block: that commits it",
         )
 
+    def commit(*_: Any) -> None:
+        connection.dialect.do_rollback(connection.connection)  # SQLAlchemy takes the transaction for ended
+        refuse()
+
+    def commit_twophase(_: Connection, xid: Any, is_prepared: bool) -> None:
+        connection.dialect.do_rollback_twophase(connection, xid, is_prepared)
+        refuse()
+
     heard = {name: noted(name) for name in ("rollback", "rollback_savepoint", "release_savepoint")}
-    heard |= {"commit": forbidden, "prepare_twophase": forbidden}
+    heard |= {"commit": commit, "commit_twophase": commit_twophase, "prepare_twophase": refuse}
     for name, listener in heard.items():
         event.listen(connection, name, listener)
+    stands = {"release_savepoint"}
     try:
         yield
+        stands.add("")
     finally:
         for name, listener in heard.items():
             event.remove(connection, name, listener)
-        outcome.committed = not begun.is_active and last[-1:] == ["release_savepoint"]
+        ended = not begun.is_active and not hasattr(outcome, "refused")
+        outcome.committed = ended and (last or [""])[-1] in stands
 
 
 class SqlalchemyLeasedStasher(LeasedStasherBase[Target, Engine, Connection]):

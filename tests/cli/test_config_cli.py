@@ -139,13 +139,32 @@ def test_the_command_exits_with_78_and_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("command", [["config", "show"], ["config", "show", "--json"], ["config", "check"]])
+_GIVEN = ["--set", "leader_group_id=billing"]
+_BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["config", "show"],
+        ["config", "show", "--json"],
+        ["config", "check"],
+        ["config", "check", "--json", "--set", "x.y=1"],
+    ],
+)
 def test_a_reader_that_has_gone_is_no_failed_command(command: list[str]) -> None:
     reads, writes = os.pipe()
     os.close(reads)
     done = subprocess.run(
-        [*COMMAND, *command, "--set", "leader_group_id=billing"],
-        env=cli_environment(), stdout=writes, stderr=subprocess.PIPE, check=False,
+        [*COMMAND, *command, *_GIVEN], env=cli_environment(_BUFFERED), stdout=writes, stderr=subprocess.PIPE,
+        check=False,
     )  # fmt: skip
     os.close(writes)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("command", [["config", "show"], ["config", "check"]])
+def test_a_command_may_have_no_standard_output(command: list[str]) -> None:
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *command, *_GIVEN]
+    done = subprocess.run(closing, env=cli_environment(_BUFFERED), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

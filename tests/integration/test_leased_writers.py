@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import psycopg
 import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
 
 from harvester import Lease, LeaseExpired, LeaseFenced, OutboxRecord, SequenceGap, Stashed
 from harvester.errors import OutboxError, SchemaError
@@ -79,9 +81,32 @@ def test_sqlalchemys_own_commit_is_refused_within_a_transaction(desk: LeasedDesk
     writer = desk.writer(desk.lease("reader"))
     with pytest.raises(OutboxError, match="cannot be committed within its block"):
         desk.run(writer, (record("lost"), "1"), ends="commit")
-    desk.run(writer, (record("lost"), "1"), ends="rollback")
     assert writer.sequence == 0
+    assert not desk.run(writer, (record(0), "0"))[0].repeated, "in the same connection; what was refused has gone"
+    assert values(database) == ["0"]
+    desk.run(writer, (record("lost"), "1"), ends="rollback")
+    assert writer.sequence == 1
     assert not desk.run(writer, (record(1), "1"))[0].repeated
+    assert values(database) == ["0", "1"]
+
+
+def test_a_commit_is_refused_within_a_savepoint_and_counted_of_a_session_that_has_joined(database: str) -> None:
+    engine = engine_of(database, "psycopg")
+    stasher = SqlalchemyStasher("outbox")
+    writer = stasher.leased(stasher.lease(engine, "reader"))
+    with Session(engine) as session, suppress(OutboxError):
+        session.execute(sqlalchemy.text("SELECT"))
+        with writer.transaction(session):
+            writer.stash(session, record("lost"))
+            session.commit()
+    assert writer.sequence == 0
+    with engine.connect() as connection, connection.begin():
+        session = Session(connection)
+        with writer.transaction(session):
+            writer.stash(session, record(1))
+            session.commit()
+        assert writer.sequence == 1
+    engine.dispose()
     assert values(database) == ["1"]
 
 

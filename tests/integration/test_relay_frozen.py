@@ -38,10 +38,13 @@ def test_a_shard_that_stands_still_is_replaced_and_the_other_goes_on(scene: Scen
         frozen = running.harvester.status().shards[0].pid
         assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
-        scene.add(*((key, "2") for key in stuck))
+        waiting = set(scene.add(*((key, "2") for key in stuck)))
+        went_on = False
         for number in range(2, 20):
             added = scene.add(*((key, str(number)) for key in free))
             eventually(partial(_published, scene, added), what="the other shard's records")
+            went_on = went_on or waiting <= set(scene.left())
+        assert went_on
         refreshed = running.wait_refreshed("shard 0 died")
         eventually(lambda: not alive(frozen), what="its death")
         scene.add(*((key, "3") for key in stuck))

@@ -101,8 +101,8 @@ def audit(
             else:
                 report = run(spark, settings, progress=say)
     text = report.to_json()
-    print(text if json_ else "\n".join(_summary(report) if proofs is None else _proved(report, proofs)))
     unwritten = _write(report, text, html, json_file)
+    print(text if json_ else "\n".join(_summary(report) if proofs is None else _proved(report, proofs)))
     if not report.holds:
         raise VerificationFailed(report.answer(), hint="the examples name the records and their positions in Kafka")
     if unwritten is not None:
@@ -114,18 +114,21 @@ def audit(
 
 
 def _write(report: AuditReport, text: str, html: Path | None, json_file: Path | None) -> OSError | None:
-    """What has failed; then the report is on standard output: a repeat of a proof would have nothing to report."""
-    try:
-        if json_file is not None:
-            json_file.write_text(text + "\n", encoding="utf-8")
-        if html is not None:
-            from harvester.pipeline.audit.page import page
+    """What has failed. The rest is done all the same: a repeat of a proof would have nothing to report."""
+    contents = [(json_file, text + "\n")]
+    if html is not None:
+        from harvester.pipeline.audit.page import page
 
-            html.write_text(page(report), encoding="utf-8")
-    except OSError as error:
-        say(f"the report cannot be written: {error}")
-        return error
-    return None
+        contents.append((html, page(report)))
+    failed = None
+    for file, content in contents:
+        try:
+            if file is not None:
+                file.write_text(content, encoding="utf-8")
+        except OSError as error:
+            say(f"the report cannot be written: {error}")
+            failed = error
+    return failed
 
 
 def _summary(report: AuditReport) -> list[str]:

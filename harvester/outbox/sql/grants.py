@@ -78,7 +78,8 @@ def relay_grants(place: GrantTarget, role: str) -> list[str]:
     if place.archive:
         grants.append(f"GRANT INSERT ON {table.archive} TO {to}")
     if place.notices:
-        columns = ", ".join(quoted(column) for column in _WRITTEN if column in place.columns)
+        written = _NEW if "kafka_header_keys" in place.columns else _WRITTEN
+        columns = ", ".join(quoted(column) for column in written if column in place.columns)
         grants += [
             f"GRANT INSERT ({columns}) ON {table.sql} TO {to}",
             f"GRANT USAGE ON SEQUENCE {place.sequence} TO {to}",

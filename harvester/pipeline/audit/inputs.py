@@ -130,17 +130,17 @@ def whole_since(
     bounds: TopicBounds | None,
     read: Mapping[Place, PartitionInput],
     since: datetime | None,
-    ends: Mapping[Place, int] | None = None,
+    late: Collection[Place] = (),
 ) -> tuple[datetime | None, tuple[Place, ...]]:
     """The time since which every partition is complete (None: always), and the partitions where that is unknown.
 
     `since`: where reading began. A partition whose beginning was removed is complete from its first record on; one that
     was emptied may have lost anything. In a lake (`bounds` None) a partition that does not begin at offset 0 may have
-    had a beginning that was never read, and one without a record anything before its end (`ends`).
+    had a beginning that was never read, as may one without a record that it found begun (`late`).
     """
     if bounds is None:
         cut = [place for place, one in read.items() if one.first_offset > 0 and since is None]
-        cut += [place for place, end in (ends or {}).items() if end > 0 and place not in read and since is None]
+        cut += [place for place in late if place not in read and since is None]
     else:
         cut = list(bounds.truncated)
     begins = [read[place].first_at for place in cut if place in read]
@@ -157,7 +157,7 @@ class Input:
     """The records to audit: `bronze` as schemas.BRONZE, lazily. `bounds`: from the brokers; None for a lake.
 
     `is_whole`: it contains no batch of a lake that may be half written. `ends`: the end of a lake's last batch, as far
-    as known.
+    as known; `late`: partitions that it may not have read from offset 0.
     """
 
     name: str
@@ -166,6 +166,7 @@ class Input:
     bounds: TopicBounds | None
     is_whole: bool = True
     ends: Mapping[Place, int] | None = None
+    late: Collection[Place] = ()
 
 
 def require(spark: SparkSession, kafka: Mapping[str, str], topics: tuple[str, ...], lake: str | None) -> None:
@@ -206,7 +207,9 @@ def from_lake(spark: SparkSession, root: str, since: datetime | None, checkpoint
     if since is not None:
         rows = rows.where(F.col("timestamp") >= F.lit(since))
     last = streaming.planned(spark, where, int(before) - 1) if before is not None else None
-    return Input(f"lake {root}", topics_of(spark, where), rows, None, before is not None, last)
+    begins = streaming.first_begins(spark, where)
+    late = [place for place, end in (last or {}).items() if end > 0 and begins.get(place) != 0]
+    return Input(f"lake {root}", topics_of(spark, where), rows, None, before is not None, last, late)
 
 
 _BRIEF = {"default.api.timeout.ms": "5000", "request.timeout.ms": "5000"}

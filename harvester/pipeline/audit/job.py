@@ -144,7 +144,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         whole_input = read.values()
         count, foreign = sum(one.records for one in whole_input), sum(one.foreign for one in whole_input)
         progress(f"{count:,} records read")
-        whole, emptied = whole_since(given.bounds, read, began, given.ends)
+        whole, emptied = whole_since(given.bounds, read, began, given.late)
         topics = given.topics or tuple(sorted({topic for topic, _ in read}))
         compacted = given.bounds.compacted if given.bounds is not None else ()
         elsewhere = past.topics - set(topics)

@@ -9,7 +9,7 @@ one, and what is missing is judged like in an audit of everything.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -183,17 +183,17 @@ class _Work:
         with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
             return execute(connection, query).fetchall()
 
-    def _given(self) -> tuple[DataFrame, Mapping[Place, int] | None]:
-        """The lake's records, and where its last batch ended."""
+    def _given(self) -> tuple[DataFrame, Collection[Place]]:
+        """The lake's records, and the partitions that it may not have read from their beginning."""
         assert self.settings.lake is not None
         given = inputs.from_lake(self.spark, self.settings.lake, None, self.settings.checkpoint)
-        return inputs.trimmed(given.bronze, None, None, ""), given.ends
+        return inputs.trimmed(given.bronze, None, None, ""), given.late
 
     @cached_property
     def _whole(self) -> tuple[datetime | None, frozenset[str]]:
         """As `whole_since` has it, with the topics instead of their partitions."""
-        records, ends = self._given()
-        whole, emptied = inputs.whole_since(None, inputs.read_so_far(records), None, ends)
+        records, late = self._given()
+        whole, emptied = inputs.whole_since(None, inputs.read_so_far(records), None, late)
         return whole, frozenset(topic for topic, _ in emptied)
 
     def prove(self, ids: IdRange, tallies: Counter[str]) -> tuple[Proof, tuple[FindingGroup, ...], DataFrame | None]:

@@ -322,9 +322,7 @@ def _of_checkpoint(spark: SparkSession, where: str) -> LakeProgress | None:
     since = number if again is None else again
     if number:
         return LakeProgress(number, _planned(spark, where, number - 1), ends, since)
-    # Spark's Kafka source has recorded where the very first batch begins.
-    _, _, first = (tables.read_text(spark, f"{where}/sources/0/0") or "").partition("\n")
-    return LakeProgress(number, streaming.places(first) if first else {}, ends, since)
+    return LakeProgress(number, streaming.first_begins(spark, where), ends, since)
 
 
 def _planned(spark: SparkSession, where: str, number: int) -> Mapping[Place, int]:

@@ -356,8 +356,9 @@ _HUGE = "^-?[0-9]{13,}$"
 """Seconds with 13 or more digits: after the year 9999, whether or not the product overflows."""
 
 
-_TIME_OF_DAY = r"^\s*T?[0-9]{1,2}:"
-_DAY = r"^\s*[+-]?[0-9]{4,7}(-[0-9]{1,2}){0,2}\s*$"
+_TIME_OF_DAY = r"^\s*(T|[0-9]{1,2}:)"
+_DAY = r"^\s*[+-]?[0-9]{4,7}(-[0-9]{1,2}){0,2}([T ]00:00(:00(\.0*)?)?Z?)?\s*$"
+"""Also the midnight with which some programs write a date."""
 
 
 def _probe(kind: DataType) -> DataType | None:
