@@ -295,9 +295,9 @@ class AsyncCoordinatedConsumer:
                 await told
 
     def _has_ended(self, claim: Claimed) -> bool:
-        """Whether the claim ended before it could be announced (see `Fetcher.concerns_application`): then neither is.
+        """True if the claim ended before it could be announced; its end is not announced either.
 
-        Its end may not have been heard yet, while `on_event` was awaited for an earlier event.
+        That end may not have been heard yet, while `on_event` was awaited for an earlier event.
         """
         known = claim.topic, claim.partition, claim.generation
         ends = (each for each in self._events if isinstance(each, Lost | Released))

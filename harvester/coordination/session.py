@@ -86,7 +86,7 @@ class Session:
         return arrived
 
     def has(self, topic: str, partition: int, token: int) -> bool:
-        """Whether this claim has not ended."""
+        """True until this claim has ended."""
         with self.lock:
             buffer = self.buffer.get(GroupPartition(self._settings.group, topic, partition))
             return buffer is not None and buffer.token == token

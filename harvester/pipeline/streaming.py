@@ -247,7 +247,7 @@ def places(text: str) -> dict[Place, int]:
 
 
 def first_begins(spark: SparkSession, where: str) -> dict[Place, int]:
-    """Where the very first batch begins, which Spark's Kafka source has recorded; empty if that is not known."""
+    """The offsets at which the very first batch begins, as Spark's Kafka source has recorded; empty if unknown."""
     _, _, first = (tables.read_text(spark, f"{where}/sources/0/0") or "").partition("\n")
     return places(first) if first else {}
 

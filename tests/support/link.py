@@ -120,7 +120,7 @@ class Link:
         return text in self._said or text in unread
 
     def holds_answer(self) -> bool:
-        """Whether an answer has come that is held back; with the way down frozen."""
+        """True if an answer has arrived and is held back; the way down must be frozen."""
         unread = b""
         with contextlib.suppress(OSError):
             unread = self._far.recv(_CHUNK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)

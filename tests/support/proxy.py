@@ -128,7 +128,7 @@ class Proxy:
         return any(link.holds(text) for link in links)
 
     def holds_answer(self) -> bool:
-        """Whether an answer has come that is held back; with the way down frozen."""
+        """True if an answer has arrived and is held back; the way down must be frozen."""
         with self._lock:
             links = list(self._links)
         return any(link.holds_answer() for link in links)

@@ -114,7 +114,10 @@ def audit(
 
 
 def _write(report: AuditReport, text: str, html: Path | None, json_file: Path | None) -> OSError | None:
-    """What has failed. The rest is done all the same: a repeat of a proof would have nothing to report."""
+    """Write the files that were asked for, and return the last error.
+
+    One that fails keeps no other from being written: a repeat of a proof would have nothing to report.
+    """
     contents = [(json_file, text + "\n")]
     if html is not None:
         from harvester.pipeline.audit.page import page

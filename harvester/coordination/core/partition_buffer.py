@@ -464,7 +464,7 @@ class PartitionBuffer:
             self.full_since = now
 
     def open(self, now: float) -> Open | None:
-        """What is handed out and not processed; its age is 0 until the next look has found it."""
+        """The records handed out and not processed; None if there are none. Their age is 0 until the next look."""
         first, records = self.first_open, self.open_records
         if first is None or not records:
             return None
