@@ -29,6 +29,7 @@ from harvester.outbox.connection import (
 from harvester.outbox.leader_session import ANYONE, Owner
 from harvester.outbox.overview import HEAD_ROWS, KeySkew, read_skew
 from harvester.outbox.schema import read_facts
+from harvester.outbox.sql.grants import notice_columns
 from harvester.outbox.tables import OutboxTable
 
 # The values after RESET: our session has set some of these for itself.
@@ -109,18 +110,13 @@ WHERE i.indrelid = %s
 ORDER BY c.relname
 """
 
-# to_regclass, then privileges: neither fails for a missing table. A notice has all of these columns; kafka_headers is
-# another's column next to the two arrays.
+# to_regclass, then privileges: neither fails for a missing table. The last parameter: the columns of a notice.
 BESIDE = """
 SELECT to_regclass($1) IS NOT NULL,
        CASE WHEN to_regclass($2) IS NULL THEN 'missing'
             WHEN has_table_privilege(to_regclass($2)::oid, 'INSERT') THEN 'ready'
             ELSE 'denied' END,
-       (SELECT bool_and(has_column_privilege(a.attrelid, a.attnum, 'INSERT')) FROM pg_catalog.pg_attribute a
-        WHERE a.attrelid = to_regclass($3)::oid AND NOT a.attisdropped AND (a.attname IN (
-            'create_time', 'kafka_topic', 'kafka_key', 'kafka_value', 'kafka_header_keys', 'kafka_header_values')
-            OR a.attname = 'kafka_headers' AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute b
-                WHERE b.attrelid = a.attrelid AND b.attname = 'kafka_header_keys' AND NOT b.attisdropped)))
+       (SELECT bool_and(has_column_privilege(to_regclass($3)::oid, name, 'INSERT')) FROM unnest($4::text[]) AS name)
 """
 
 
@@ -155,7 +151,7 @@ def _read(config: Config, connection: Connection) -> DatabaseFacts:
     placed = OutboxTable(facts.outbox.schema, table.name) if facts.outbox is not None else table
     untold: tuple[str | None, str | None] = (None, None)
     delivery, progress_topic = part("delivery", lambda: _delivery(connection, placed, facts), untold)
-    lease, archive, notices = part("beside", lambda: _beside(connection, placed), (False, "missing", False))
+    lease, archive, notices = part("beside", lambda: _beside(connection, placed, facts), (False, "missing", False))
     oid = facts.outbox.oid if facts.outbox is not None else 0
     return DatabaseFacts(
         version=facts.server_version,
@@ -221,8 +217,9 @@ def _delivery(connection: Connection, table: OutboxTable, facts: Facts) -> tuple
     return (row[0], row[1]) if row is not None else (None, None)
 
 
-def _beside(connection: Connection, table: OutboxTable) -> tuple[bool, str, bool]:
-    lease, archive, insert = fetch_row(connection, BESIDE, table.lease, table.archive, table.sql)
+def _beside(connection: Connection, table: OutboxTable, facts: Facts) -> tuple[bool, str, bool]:
+    written = notice_columns(facts.outbox.columns) if facts.outbox is not None else []
+    lease, archive, insert = fetch_row(connection, BESIDE, table.lease, table.archive, table.sql, written)
     return bool(lease), str(archive), bool(insert)
 
 

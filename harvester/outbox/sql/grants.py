@@ -10,7 +10,7 @@ transaction, which would break the order (protocol P10).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from harvester.errors import ConfigurationError, Problem
@@ -19,11 +19,14 @@ from harvester.outbox.sql.stash_function import signatures
 from harvester.outbox.tables import OutboxTable, literal, quoted
 
 _NOT_FOR_WRITERS = frozenset({"id", "leader_id"})
-_NEW = (
-    "create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values",
-    "kafka_partition",
-)  # fmt: skip
-_WRITTEN = (*_NEW, "kafka_headers")
+_ARRAYS = ("kafka_header_keys", "kafka_header_values")
+_NEW = ("create_time", "kafka_topic", "kafka_key", "kafka_value", *_ARRAYS, "kafka_partition")
+
+
+def notice_columns(columns: Collection[str]) -> list[str]:
+    """Those of an outbox's columns that a notice fills; `kafka_headers` is another's column next to the two arrays."""
+    headers = _ARRAYS if _ARRAYS[0] in columns else ("kafka_headers",)
+    return [name for name in ("create_time", "kafka_topic", "kafka_key", "kafka_value", *headers) if name in columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,8 @@ def relay_grants(place: GrantTarget, role: str) -> list[str]:
     if place.archive:
         grants.append(f"GRANT INSERT ON {table.archive} TO {to}")
     if place.notices:
-        written = _NEW if "kafka_header_keys" in place.columns else _WRITTEN
-        columns = ", ".join(quoted(column) for column in written if column in place.columns)
+        written = (*notice_columns(place.columns), "kafka_partition")
+        columns = ", ".join(quoted(name) for name in written if name in place.columns)
         grants += [
             f"GRANT INSERT ({columns}) ON {table.sql} TO {to}",
             f"GRANT USAGE ON SEQUENCE {place.sequence} TO {to}",
