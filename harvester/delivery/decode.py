@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 from zlib import crc32
 
 from harvester.errors import UndecodableRecord, WireError
@@ -95,7 +95,7 @@ def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
     `sums` receives the CRC-32 of each row's bytes, without its xmin.
     """
     found: list[Decoded] = []
-    at, end = 0, len(data)
+    at, end, decoded = 0, len(data), b""  # `decoded`: the last address; rows that follow each other often share it
     unpack_head, unpack_middle, length = ROW_HEAD.unpack_from, _MIDDLE.unpack_from, _INT.unpack_from
     try:
         while at < end:
@@ -129,9 +129,11 @@ def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
                     else crc32(value or b"", crc32(data[address_at : at - size], row_sum))  # without copying it again
                 )
             try:
-                topic, names = _address(address)
+                if address != decoded:
+                    topic, names = _address(address)
+                    decoded = address
                 if partition < 0:
-                    partition = _partition(partition)
+                    partition = -1 if partition == NO_PARTITION else _refuse_partition(partition)
                 if len(names) == 1 and headers is not None and headers.startswith(_ONE_TEXT):
                     pairs = [(names[0], headers[_ONE_TEXT_BYTES:])]
                 else:
@@ -152,10 +154,8 @@ def _reason(error: Exception) -> str:
     return error.message if isinstance(error, UndecodableRecord) else f"it cannot be decoded: {error!r}"
 
 
-def _partition(number: int) -> int:
-    if number != NO_PARTITION:
-        raise UndecodableRecord(f"invalid partition {number}")
-    return -1
+def _refuse_partition(number: int) -> NoReturn:
+    raise UndecodableRecord(f"invalid partition {number}")
 
 
 @lru_cache(maxsize=4096)

@@ -124,8 +124,9 @@ def test_a_leader_frozen_in_the_middle_of_a_mark_is_succeeded(scene: Scene) -> N
             eventually(lambda: two.harvester.state is State.STANDBY, what="standby")
             with scene.plan.blocked("marker.mark") as reached:
                 reached()
-                ids = add_large(scene, 100, 200_000)  # as many as a first mark takes
-                other.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", (ids[-1],))
+                ids = add_large(scene, 100, 400_000)  # half of them are more than sockets buffer
+                # The first row: a first mark takes only some of them, and must not have sent any.
+                other.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", (ids[0],))
             eventually(lambda: scene.waiting_for_locks() >= 1, what="the mark waits for the row")
             family = family_of(one.pid)
             for pid in family:
