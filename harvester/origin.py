@@ -146,34 +146,34 @@ class Stamps:
         self._lane = lane
         self._scope: tuple[UUID, int, int] | None = None
         self._low_water: int | None = None
-        self._head = b""
-        self._next: Callable[[], int] = itertools.count(1).__next__
+        # The head, and the next number: of one scope, since another thread may stamp while a new one begins.
+        self._made: tuple[bytes, Callable[[], int]] = b"", itertools.count(1).__next__
 
     def begin(self, term: int | None, incarnation: str | None, producer: int) -> None:
         """Begin a new scope; `producer` is a random 32-bit number."""
         self._scope, self._low_water = None, None
         if term is not None and incarnation is not None:
             self._scope = UUID(incarnation), term, producer
-        self.rewind(0)
-        self._make()
+        self._make(itertools.count(1).__next__)
 
     def rewind(self, sequence: int) -> None:
         """The last valid number was this one."""
-        self._next = itertools.count(sequence + 1).__next__
+        self._made = self._made[0], itertools.count(sequence + 1).__next__
 
     def set_low_water(self, low_water: int | None) -> None:
         """Every id below it is settled, and none can appear there."""
         if low_water != self._low_water:
             self._low_water = low_water
-            self._make()
+            self._make(self._made[1])
 
     def stamp(self, record_id: int, created_us: int) -> bytes:
         """The header's value for this record, with the next number; empty while there is no scope."""
-        return stamp(self._head, record_id, self._next(), created_us) if self._head else b""
+        head, following = self._made
+        return stamp(head, record_id, following(), created_us) if head else b""
 
-    def _make(self) -> None:
+    def _make(self, following: Callable[[], int]) -> None:
         if self._scope is None:
-            self._head = b""
+            self._made = b"", following
             return
         incarnation, term, number = self._scope
-        self._head = head(incarnation, term, self._lane, number, self._low_water)
+        self._made = head(incarnation, term, self._lane, number, self._low_water), following

@@ -32,7 +32,7 @@ WITH named AS (
             SELECT privilege FROM unnest(CASE c.oid
                 WHEN named.outbox THEN ARRAY['SELECT', 'UPDATE (leader_id)', 'DELETE']
                 WHEN named.term THEN ARRAY['SELECT', 'UPDATE']
-                ELSE ARRAY['SELECT', 'INSERT', 'UPDATE (error)', 'UPDATE (attempts)'] END) AS privilege
+                ELSE ARRAY['SELECT', 'INSERT'] END) AS privilege
             WHERE NOT coalesce(CASE split_part(privilege, ' ', 2)
                 WHEN '' THEN has_table_privilege(c.oid, privilege)
                 ELSE (SELECT has_column_privilege(c.oid, g.attnum, split_part(privilege, ' ', 1))

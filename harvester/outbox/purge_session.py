@@ -283,7 +283,11 @@ class PurgeSession:
         return [row[0] for row in self._connection.execute(statement, values)]
 
     def quarantine(self, poison: PoisonRow) -> QuarantineOutcome:
-        """Move one row to quarantine, fenced by the term it was dispatched under (P6)."""
+        """Move one row to quarantine, fenced by the term it was dispatched under (P6).
+
+        If another record is there under its id, raises DatabaseUnavailable and calls `ids_given_again`: it can go there
+        under the next incarnation.
+        """
         outcome = self._quarantine(poison, poison.xmin)
         if outcome is QuarantineOutcome.GONE and poison.xmin:
             same, others = self._written_anew(RowVersions((poison.id,), (poison.xmin,), (poison.created_us,)))
@@ -307,9 +311,13 @@ class PurgeSession:
         }
         statement = settle.quarantine(self._table, self._known_shape(), self._rules.notice_topic, self._space())
         row = self._connection.execute(statement, parameters).fetchone()
-        moved, fenced = row if row is not None else (False, False)
+        moved, fenced, taken = row if row is not None else (False, False, False)
         if moved:
             return QuarantineOutcome.MOVED
+        if taken:
+            reason = f"record {poison.id} cannot be quarantined: another one is there under its id, given out again"
+            self._ids_given_again(reason)
+            raise DatabaseUnavailable(reason)
         self._check_server(self._connection)
         return QuarantineOutcome.FENCED if fenced else QuarantineOutcome.GONE
 

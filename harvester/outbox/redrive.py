@@ -97,6 +97,11 @@ def redrive(
             raise OutboxError(f"records name a partition, but {table} has no column kafka_partition any more")
         incarnations, ids = split([entry.record.identity for entry in planned])
         new_ids = sorted(row[0] for row in execute(connection, _move(table, shape), incarnations, ids))
+        if len(new_ids) != len(planned):
+            raise OutboxError(
+                f"{table} took {len(new_ids)} of {len(planned)} records: nothing was put back",
+                hint="a trigger or rule of the table suppressed the others",
+            )
         # One INSERT takes its ids from the sequence in the order of its rows: ascending, as planned.
         return [Redriven(entry.record, new_id, entry.obstacle) for entry, new_id in zip(planned, new_ids, strict=True)]
 
@@ -139,7 +144,9 @@ def _plan(
         )
         return obstacle(positions[record.identity], found)
 
-    planned = [PlannedRedrive(record, positions[record.identity], judge(record)) for record in records]
+    # Another redrive may have put some of them back since they were listed.
+    there = [record for record in records if record.identity in positions]
+    planned = [PlannedRedrive(record, positions[record.identity], judge(record)) for record in there]
     return sorted(planned, key=lambda entry: (entry.position, entry.record.identity))
 
 

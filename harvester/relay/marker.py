@@ -232,6 +232,7 @@ class Marker(threading.Thread):
     def _take(self, command: m.TakeTerm) -> None:
         """Try until the term is taken, trust in us has expired, or the leadership is over (P8)."""
         self._taking = command.holder
+        self._unreachable_since = None  # idle since it was lost, nobody may have looked for it again
         try:
             while not self.ended.is_set() and self._connected():
                 try:

@@ -85,6 +85,7 @@ class TermTaker:
         Raises the database's errors and BrokerError; the caller tries again then, too.
         """
         session, host = self._session, self._host
+        host.turned()
         row = session.read_term()
         self._failpoints.hit("marker.term_read", term=row.term)
         if not host.trusted:
@@ -93,7 +94,6 @@ class TermTaker:
         self.lent_to = row.lent_to
         if row.lent_to is not None:
             self._failpoints.hit("marker.term_lent", term=row.term)
-            host.turned()
             host.ended.wait(_LENT_LOOK_S)
             return False
         seen, owner = host.highest_term, host.owner()

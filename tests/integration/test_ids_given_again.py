@@ -440,3 +440,19 @@ def test_a_quarantine_takes_the_record_that_failed_and_no_other(scene: Scene, pu
     assert len(purging.told) == 2
     delete(scene.db)
     assert move(1) is QuarantineOutcome.GONE
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_records_that_fail_one_after_the_other_under_one_id_are_both_kept(scene: Scene, delivery: str) -> None:
+    """The sequence was set back, which leaves no trace; in quarantine, the place of the second one is taken."""
+    bad = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES ('no topic!', 'k', %s) RETURNING id"
+    with scene.embedded(delivery=delivery, head_scan_interval="500ms", **PATIENT) as running:
+        running.wait_leading()
+        scene.db.execute(bad, ("first",))
+        eventually(lambda: scene.left() == [], what="the first one in quarantine")
+        with scene.db.transaction():
+            scene.db.execute("SELECT setval('outbox_id_seq', last_value, false) FROM outbox_id_seq")
+            scene.db.execute(bad, ("second",))
+        eventually(lambda: scene.left() == [], what="the second one in quarantine")
+    kept = "SELECT count(DISTINCT id), count(DISTINCT incarnation), array_agg(kafka_value ORDER BY kafka_value)"
+    assert scene.db.execute(f"{kept} FROM outbox_quarantine").fetchone() == (1, 2, ["first", "second"])

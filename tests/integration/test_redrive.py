@@ -260,10 +260,10 @@ def test_a_deposed_leader_cannot_quarantine_what_was_put_back(outbox: Outbox) ->
     term, holder = outbox.term, outbox.holder
     outbox.quarantine(record)
     [done] = redrive(outbox, record)
-    assert outbox.quarantine(record) == [(False, False)], "its old id is gone for the leader, too"
+    assert outbox.quarantine(record) == [(False, False, False)], "its old id is gone for the leader, too"
     outbox.lead()
     outbox.term, outbox.holder = term, holder
-    assert outbox.quarantine(record, done.new_id) == [(False, True)] * 2
+    assert outbox.quarantine(record, done.new_id) == [(False, True, False)] * 2
     assert outbox.ids() == [done.new_id]
     assert outbox.rows(outbox.table.quarantine) == []
 
@@ -273,7 +273,7 @@ def test_a_redrive_of_what_the_old_leader_is_still_moving_finds_nothing(outbox: 
     [record] = outbox.add("k")
     with psycopg.connect(empty_database) as mover:
         moving = Outbox(mover, outbox.table, outbox.shape, outbox.term, outbox.holder)
-        assert moving.quarantine(record) == [(True, False)]
+        assert moving.quarantine(record) == [(True, False, False)]
         assert obstacles(outbox) == {}
         mover.rollback()
     assert outbox.ids() == [record]
@@ -289,6 +289,35 @@ def test_a_partition_that_has_no_column_any_more_is_refused(outbox: Outbox) -> N
     with pytest.raises(OutboxError, match="no column kafka_partition"):
         redrive(outbox, record, out_of_order=True)
     assert outbox.ids(outbox.table.quarantine) == [record]
+
+
+def test_a_trigger_that_suppresses_a_row_is_told(outbox: Outbox) -> None:
+    ids = outbox.add("a", "b")
+    outbox.quarantine(*ids)
+    outbox.run("CREATE FUNCTION no_b() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
+    outbox.run(
+        f"CREATE TRIGGER no_b BEFORE INSERT ON {outbox.table.sql} FOR EACH ROW"
+        f" WHEN (NEW.kafka_key::text IN ('b', '{chr(92)}x62')) EXECUTE FUNCTION no_b()"
+    )
+    with pytest.raises(OutboxError, match="took 1 of 2 records: nothing was put back"):
+        redrive(outbox, *ids, out_of_order=True)
+    assert (outbox.ids(), outbox.ids(outbox.table.quarantine)) == ([], ids)
+
+
+def test_a_plan_leaves_out_what_another_redrive_has_just_put_back(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = outbox.add("a", "b")
+    outbox.quarantine(first, second)
+    listed = quarantine.list_dead
+
+    def then_gone(*given: Any, **named: Any) -> Any:
+        found = listed(*given, **named)
+        outbox.run(f"DELETE FROM {outbox.table.quarantine} WHERE id = $1", first)
+        return found
+
+    monkeypatch.setattr(redriving, "list_dead", then_gone)
+    assert [entry.record.id for entry in plan(outbox)] == [second]
 
 
 @pytest.mark.parametrize("kind", ["text", "bytea"])

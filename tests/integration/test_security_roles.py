@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -16,6 +18,7 @@ from harvester.errors import ConfigurationError
 from harvester.outbox import schema
 from harvester.outbox.archive import create_archive
 from harvester.outbox.connection import connect, server_identity
+from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.sql import settle
 from harvester.outbox.sql.grants import GrantTarget, script
 from harvester.outbox.tables import OutboxTable
@@ -190,6 +193,21 @@ def test_what_the_relay_looks_at_beside_the_tables(roles: Roles) -> None:
             relay.execute("SELECT pg_terminate_backend(%s)", (other.info.backend_pid,))
 
 
+def test_sessions_of_a_role_that_may_not_be_ended_do_not_keep_a_successor_from_the_term(
+    roles: Roles, empty_database: str
+) -> None:
+    """The doctor suggests pg_read_all_stats, with which a successor of another role sees whose sessions they are."""
+    first, second = (MarkSession(dsn, TABLE, "harvester test/mark", 10.0) for dsn in (roles.owner, roles.relay))
+    with psycopg.connect(empty_database, autocommit=True) as admin, closing(first), closing(second):
+        admin.execute(f"GRANT pg_read_all_stats TO {user(roles.relay)}".encode())
+        row = first.read_term()
+        assert first.take_term(row.term, 0, uuid4(), "first") == row.term + 1
+        assert first.session is not None
+        assert second.take_term(row.term + 1, 0, uuid4(), "second") == row.term + 2
+        there = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+        assert admin.execute(there, (first.session[0],)).fetchone() == (1,)
+
+
 def test_granting_again_takes_away_what_is_no_longer_needed(roles: Roles) -> None:
     place = GrantTarget.of(TABLE, None)
     with psycopg.connect(roles.owner, autocommit=True) as owner:
@@ -228,7 +246,7 @@ def test_an_archive_and_notices_need_more(roles: Roles) -> None:
         place = GrantTarget.of(TABLE, schema.read_facts(owner, TABLE), archive=True, notices=True)
         owner.execute(script(place, relays=[name]).encode())
         relay.execute(purge.encode())
-        assert relay.execute(quarantine.encode(), poison).fetchone() == (True, False)
+        assert relay.execute(quarantine.encode(), poison).fetchone() == (True, False, False)
         assert owner.execute("SELECT id, kafka_topic FROM billing.outbox").fetchall() == [(3, "notices")]
         assert owner.execute("SELECT id FROM billing.outbox_archive").fetchall() == [(1,)]
         with pytest.raises(psycopg.errors.InsufficientPrivilege):

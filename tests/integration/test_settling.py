@@ -37,7 +37,7 @@ def outbox(request: pytest.FixtureRequest, connection: psycopg.Connection[Any]) 
 def test_a_record_is_moved_whole_or_not_at_all(outbox: Outbox) -> None:
     first, second = outbox.add("k", None)
     [before, _] = outbox.rows()
-    assert outbox.quarantine(first, second) == [(True, False), (True, False)]
+    assert outbox.quarantine(first, second) == [(True, False, False), (True, False, False)]
     assert outbox.rows() == []
     [moved, keyless] = outbox.rows(outbox.table.quarantine)
     for column in ("id", "create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys"):
@@ -46,7 +46,7 @@ def test_a_record_is_moved_whole_or_not_at_all(outbox: Outbox) -> None:
     assert moved["first_failed_at"] < moved["quarantined_at"]
     assert moved["origin"] == b"sent"
     assert keyless["kafka_key"] is None
-    assert outbox.quarantine(first) == [(False, False)]
+    assert outbox.quarantine(first) == [(False, False, False)]
 
 
 def test_a_deposed_leader_moves_nothing_and_gives_no_notice(outbox: Outbox) -> None:
@@ -54,7 +54,7 @@ def test_a_deposed_leader_moves_nothing_and_gives_no_notice(outbox: Outbox) -> N
     term, holder = outbox.term, outbox.holder
     outbox.lead()
     outbox.term, outbox.holder = term, holder
-    assert outbox.quarantine(record, notice_topic="notices") == [(False, True)]
+    assert outbox.quarantine(record, notice_topic="notices") == [(False, True, False)]
     assert outbox.ids() == [record]
     assert outbox.rows(outbox.table.quarantine) == []
 
@@ -75,7 +75,7 @@ def test_a_notice_goes_into_the_outbox_under_the_records_key(outbox: Outbox) -> 
         assert datetime.fromisoformat(value[name]) == moved[name]
     assert value["origin"] == b"sent".hex()
     # A notice is a record like any other; when it is refused itself, that is the end.
-    assert outbox.quarantine(notice["id"], notice_topic="notices") == [(True, False)]
+    assert outbox.quarantine(notice["id"], notice_topic="notices") == [(True, False, False)]
     assert outbox.rows() == []
     assert outbox.ids(outbox.table.quarantine) == [record, notice["id"]]
 
@@ -87,14 +87,14 @@ def test_a_notice_that_does_not_fit_never_keeps_a_record_from_leaving(connection
     connection.execute("ALTER TABLE outbox ALTER kafka_header_values SET DEFAULT '{}'")
     outbox = Outbox.make(connection)
     [record] = outbox.add("k")
-    assert outbox.quarantine(record, error="x" * 900, notice_topic="notices") == [(True, False)]
+    assert outbox.quarantine(record, error="x" * 900, notice_topic="notices") == [(True, False, False)]
     [notice] = outbox.rows()
     assert (json.loads(notice["kafka_value"])["error"], json.loads(notice["kafka_value"])["key"]) == ("x" * 100, None)
     outbox.purge(notice["id"])
     connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE varchar(50)")
     outbox.shape = inspect(connection, outbox.table)
     [record] = outbox.add("k")
-    assert outbox.quarantine(record, notice_topic="notices") == [(True, False)]
+    assert outbox.quarantine(record, notice_topic="notices") == [(True, False, False)]
     assert outbox.rows() == []
     connection.execute("ALTER TABLE outbox ALTER kafka_topic TYPE varchar(5)")
     with pytest.raises(SchemaError, match="does not fit into kafka_topic"):
@@ -150,7 +150,7 @@ def test_without_a_partition_column_as_well(connection: psycopg.Connection[Any])
         )
     first, second = outbox.ids()
     assert outbox.purge(first, archive="rows") == 1
-    assert outbox.quarantine(second, notice_topic="n") == [(True, False)]
+    assert outbox.quarantine(second, notice_topic="n") == [(True, False, False)]
     assert outbox.rows(outbox.table.archive)[0]["kafka_header_values"] == ["b"]
     assert [row["kafka_topic"] for row in outbox.rows()] == ["n"]
     assert OutboxTable.parse("outbox").archive == '"outbox_archive"'

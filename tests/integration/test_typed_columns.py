@@ -56,6 +56,7 @@ HEADERS = [
     ("jsonb", "null", []),
     ("jsonb", None, []),
     ("json", '{"b": "1", "a": "2", "b": "3"}', [("b", "1"), ("a", "2"), ("b", "3")]),
+    ("json", r'{"a\\u0000": "\\\u00e4", "b": "\ud83d\ude00"}', [("a\\u0000", "\\ä"), ("b", "\U0001f600")]),
     ("text[]", "{b,1,a,2,b,3}", [("b", "1"), ("a", "2"), ("b", "3")]),
     ("text[]", "{{b,1},{a,2}}", [("b", "1"), ("a", "2")]),
     ("text[]", "[0:1]={b,1}", [("b", "1")]),
@@ -69,6 +70,10 @@ UNFIT = [
     ("jsonb", '"a"', "0 header keys but 1 header values"),
     ("jsonb", '{"a": null}', "kafka_header_values has a NULL element"),
     ("json", "7", "0 header keys but 1 header values"),
+    ("json", r'{"a": "\u0000"}', "0 header keys but 1 header values"),
+    ("json", r'{"a": {"deep": "\\\u0000"}}', "0 header keys but 1 header values"),
+    ("json", r'{"a": "\ud83d", "b": "\ude00"}', "0 header keys but 1 header values"),
+    ("json", r'{"\ude00\ud83d": "1"}', "0 header keys but 1 header values"),
     ("text[]", "{a}", "1 header keys but 0 header values"),
     ("text[]", "{a,1,b}", "2 header keys but 1 header values"),
     ("text[]", "{NULL,1}", "kafka_header_keys has a NULL element"),
@@ -172,7 +177,8 @@ def test_headers_that_are_none_cost_their_own_row_and_come_back_as_they_were(
     outbox.quarantine(bad, good)
     redrive(outbox, bad, good)
     after = whole_rows(outbox)
-    if isinstance(after[0]["kafka_headers"], dict):  # an object can take the header of the origin
+    if isinstance(after[0]["kafka_headers"], dict) and "\\" not in written:
+        # An object can take the header of the origin, if its own can be read.
         assert after[0]["kafka_headers"].pop("harvester-origin").endswith(f":{bad}")
     assert after[0]["kafka_headers"] == before[0]["kafka_headers"]
 

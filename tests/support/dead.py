@@ -67,8 +67,8 @@ class Outbox:
             for key in keys
         ]  # fmt: skip
 
-    def quarantine(self, *ids: int, error: str = "too large", notice_topic: str = "") -> list[tuple[bool, bool]]:
-        """(moved, fenced) for each, by the relay's statement."""
+    def quarantine(self, *ids: int, error: str = "too large", notice_topic: str = "") -> list[tuple[bool, bool, bool]]:
+        """(moved, fenced, taken) for each, by the relay's statement."""
         statement = settle.quarantine(self.table, self.shape, notice_topic)
         failed = datetime.now(UTC) - timedelta(minutes=1)
         return [

@@ -60,10 +60,24 @@ def _side(kind: HeaderKind, headers: str, side: str, parity: int, otherwise: str
             f" THEN ARRAY(SELECT h.item::text FROM unnest({headers}) WITH ORDINALITY AS h(item, n)"
             f" WHERE h.n & 1 = {parity} ORDER BY h.n) ELSE {otherwise} END"
         )
+    unreadable = f" WHEN {_unreadable(headers)} THEN {otherwise}" if kind == "json" else ""
     return (
-        f"CASE WHEN {headers} IS NULL OR {kind}_typeof({headers}) = 'null' THEN {_EMPTY}"
+        f"CASE WHEN {headers} IS NULL OR {kind}_typeof({headers}) = 'null' THEN {_EMPTY}{unreadable}"
         f" WHEN {kind}_typeof({headers}) = 'object' THEN ARRAY(SELECT h.{side} FROM {kind}_each_text({headers})"
         f" WITH ORDINALITY AS h(key, value, n) ORDER BY h.n) ELSE {otherwise} END"
+    )
+
+
+def _unreadable(headers: str) -> str:
+    """Whether a json document, whose escapes PostgreSQL does not check, has one that stands for no character of the
+    database: a zero, half of a surrogate pair, or, in an encoding other than UTF-8, anything but ASCII.
+    """
+    text, escape = f"{headers}::text", r"\\\\u"
+    pair = rf"{escape}[dD][89abAB]..{escape}[dD][c-fC-F].."
+    return (
+        rf"position(E'\\u' IN {text}) > 0 AND CASE WHEN getdatabaseencoding() = 'UTF8'"
+        rf" THEN regexp_replace({text}, E'\\\\\\\\|{pair}', '', 'g') ~ E'{escape}(0000|[dD][89a-fA-F])'"
+        rf" ELSE regexp_replace({text}, E'\\\\\\\\', '', 'g') ~ E'{escape}(0000|(?!00[0-7]))' END"
     )
 
 

@@ -74,8 +74,7 @@ def relay_grants(place: GrantTarget, role: str) -> list[str]:
         # Locking a row requires UPDATE on any one column.
         f"GRANT SELECT, UPDATE (leader_id), DELETE ON {table.sql} TO {to}",
         f"GRANT SELECT, UPDATE ON {table.term} TO {to}",
-        # UPDATE: the same record may be moved twice if the first answer was lost.
-        f"GRANT SELECT, INSERT, UPDATE (error, attempts) ON {table.quarantine} TO {to}",
+        f"GRANT SELECT, INSERT ON {table.quarantine} TO {to}",
         f"GRANT SELECT ON SEQUENCE {place.sequence} TO {to}",
     ]
     if place.archive:

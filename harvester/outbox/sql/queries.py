@@ -429,12 +429,17 @@ def register(table: OutboxTable) -> str:
 
 
 def end_sessions(table: OutboxTable) -> str:
-    """End the sessions in the row of term %(expected)s, except %(own)s (P7): a frozen backend keeps its locks."""
+    """End the sessions in the row of term %(expected)s, except %(own)s (P7): a frozen backend keeps its locks.
+
+    Those of a role whose sessions ours may not end are left alone: if one of them has a lock, that will show.
+    """
     return (
         f"SELECT count(pg_catalog.pg_terminate_backend(a.pid)) FROM {doubled(table.term)} t,"
         " jsonb_to_recordset(t.sessions) AS s(pid int, started timestamptz)"
         " JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid AND a.backend_start = s.started"
         " WHERE t.term = %(expected)s AND a.pid <> pg_backend_pid() AND a.pid <> ALL (%(own)s::int[])"
+        " AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE')"
+        " AND NOT (SELECT rolsuper FROM pg_catalog.pg_roles r WHERE r.oid = a.usesysid))"
     )
 
 

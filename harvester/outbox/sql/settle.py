@@ -108,32 +108,34 @@ def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "", s
     """Move one row to quarantine; parameters id, xmin (as text; NULL: any), term, holder, error, attempts,
     first_failed_at, origin. For psycopg.
 
-    Returns one row: `moved`, and `fenced`: whether the term belonged to another. Neither: the row was gone. With a
-    topic, a notice is inserted into the outbox like any record, under the record's key; a record of that very topic
-    gets none, otherwise a refused notice would cause another one. Raises SchemaError for a topic longer than its
-    column.
+    Returns one row: `moved`; `fenced`: whether the term belonged to another; `taken`: whether another record is in
+    quarantine under this id and incarnation, so that the row stays. None of them: the row was gone. With a topic, a
+    notice is inserted into the outbox like any record, under the record's key; a record of that very topic gets none,
+    otherwise a refused notice would cause another one. Raises SchemaError for a topic longer than its column.
     """
     row = ", ".join(_ROW)
     # As Kafka would have got them; their plain names would mean the outbox's columns.
-    taken = (
+    fields = (
         f"o.id, o.create_time, o.kafka_topic, {columns.key(shape, 'o')} AS kafka_key,"
         f" {columns.value(shape, 'o')} AS kafka_value, {columns.header_keys(shape, 'o')} AS kafka_header_keys,"
         f" {columns.header_values(shape, 'o')} AS kafka_header_values"
     )
     partition = "kafka_partition" if shape.has_partition else "NULL::int AS kafka_partition"
     notice = f", n AS ({_notice(table, shape, notice_topic)})" if notice_topic else ""
+    is_it = "o.id = %(id)s AND (%(xmin)s::text IS NULL OR o.xmin = %(xmin)s::text::xid)"
     return (
         f"WITH t AS MATERIALIZED (SELECT incarnation FROM {doubled(table.term)}"
         f" WHERE term = %(term)s AND holder = %(holder)s{doubled(in_space(table, space))} FOR SHARE),"
-        f" d AS (DELETE FROM {doubled(table.sql)} o WHERE o.id = %(id)s AND EXISTS (SELECT 1 FROM t)"
-        " AND (%(xmin)s::text IS NULL OR o.xmin = %(xmin)s::text::xid)"
-        f" RETURNING {taken}, {partition}),"
+        f" x AS MATERIALIZED (SELECT 1 FROM {doubled(table.quarantine)} x, t"
+        " WHERE x.incarnation = t.incarnation AND x.id = %(id)s),"
+        f" d AS (DELETE FROM {doubled(table.sql)} o WHERE {is_it} AND EXISTS (SELECT 1 FROM t)"
+        f" AND NOT EXISTS (SELECT 1 FROM x) RETURNING {fields}, {partition}),"
         f" q AS (INSERT INTO {doubled(table.quarantine)} (id, incarnation, {row}, kafka_partition, error, attempts,"
         f" first_failed_at, origin) SELECT d.id, t.incarnation, {', '.join(f'd.{c}' for c in _ROW)},"
         " d.kafka_partition, %(error)s, %(attempts)s, %(first_failed_at)s, %(origin)s::bytea FROM d, t"
-        " ON CONFLICT (incarnation, id) DO UPDATE SET error = excluded.error, attempts = excluded.attempts"
         f" RETURNING 1){notice}"
-        " SELECT EXISTS (SELECT 1 FROM q) AS moved, NOT EXISTS (SELECT 1 FROM t) AS fenced"
+        " SELECT EXISTS (SELECT 1 FROM q) AS moved, NOT EXISTS (SELECT 1 FROM t) AS fenced,"
+        f" EXISTS (SELECT 1 FROM x, {doubled(table.sql)} o WHERE {is_it}) AS taken"
     )
 
 

@@ -103,10 +103,6 @@ class Ledger:
         """How many more keys (or records without one) may be in flight."""
         return self.bounds.in_flight - self.in_flight
 
-    def room_behind(self) -> int:
-        """How many more rows may be unsettled in total."""
-        return self.bounds.unsettled - len(self._entries)
-
     def unsettled_of(self, shard: int) -> int:
         return self._per_shard.get(shard, 0)
 

@@ -159,7 +159,12 @@ class FlowControl:
 
     def least(self) -> int:
         """Room for fewer rows than this is not worth a mark."""
-        return max(1, min(self.batch, self._ledger.bounds.in_flight // 4))
+        return max(1, min(self.batch, self._ledger.bounds.in_flight // 4, self._most_rows // 4))
+
+    @property
+    def _most_rows(self) -> int:
+        """How many rows may be unsettled: as set, or as many as there is memory for."""
+        return self.expected.bound(self._ledger.bounds.unsettled)
 
     def free(self) -> tuple[int, int]:
         """For how many more keys, and rows in total, statements may be requested."""
@@ -167,8 +172,8 @@ class FlowControl:
         kept_keys, kept_rows = self._statements.kept()
         keys = ledger.room() - kept_keys
         if self.stalled:
-            return keys, keys
-        return keys, self.expected.bound(ledger.bounds.unsettled) - len(ledger) - kept_rows
+            return keys, self.expected.bound(keys)
+        return keys, self._most_rows - len(ledger) - kept_rows
 
     def for_mark(self) -> int:
         keys, rows = self.free()
@@ -177,12 +182,12 @@ class FlowControl:
     def watch(self, now: float) -> None:
         """Time has passed: check whether the window is full of rows that make no progress."""
         ledger = self._ledger
-        if ledger.room_behind() >= self.least():
+        if self._most_rows - len(ledger) >= self.least():
             self.forget()
         elif self._full_since is None:
             self._full_since, self._settled_then = now, ledger.settled_total
         elif now - self._full_since >= _STALL_S:
-            self.stalled = ledger.settled_total - self._settled_then < ledger.bounds.unsettled // 4
+            self.stalled = ledger.settled_total - self._settled_then < max(1, self._most_rows // 4)
             self._full_since, self._settled_then = now, ledger.settled_total
 
     def forget(self) -> None:

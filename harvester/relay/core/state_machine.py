@@ -40,6 +40,7 @@ ends it like any other. A take-over whose last reply comes without trust waits i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -89,6 +90,7 @@ class StateMachine:
         self._look_at = 0.0
         self._target = settings.shards
         self._scale_deadline = 0.0
+        self._loan_deadline = math.inf  # of a drain for a loan
 
     def next_statements(self, now: float) -> list[m.Command]:
         tenure = self.tenure
@@ -304,6 +306,7 @@ class StateMachine:
         """This process, and possibly its shards, did not run for this long: their timeouts start over."""
         self._replies.forgive(lost_s)
         self._scale_deadline += lost_s
+        self._loan_deadline += lost_s
         for shard in self.planner.shards:
             shard.heard_at += lost_s
 
@@ -321,6 +324,11 @@ class StateMachine:
             self.phase = LeadershipPhase.REMARKING
             self._reason = "the number of shards could not be changed: something is still unsettled"
             return [*commands, *self.proceed(now)]
+        if self.phase is LeadershipPhase.DRAINING and now >= self._loan_deadline:
+            self._loan_deadline = math.inf
+            late = [i for i, shard in enumerate(self.planner.shards) if shard.ready and self.ledger.unsettled_of(i)]
+            reason = "the term is wanted by another, and what was sent is not settled"
+            commands += [m.Kill(index, reason, own_fault=False) for index in late]
         if self.phase is LeadershipPhase.LEADING:
             self.planner.watch(now)
             self.low_water.look(now, self.planner.lowest)
@@ -532,6 +540,8 @@ class StateMachine:
         """Leadership is to be given up in good order, or the process stops: finish what is on the wire.
 
         `trusted`: the group's trust remains and only the term is given up (P32), so nothing has to be dropped unsent.
+        Shards that still have something unsettled when all that was on the wire has expired are killed: a single row
+        that somebody has locked would keep the outbox from being led for as long. The caller bounds other drains.
         """
         if self.phase is LeadershipPhase.DRAINING:
             return []
@@ -539,6 +549,7 @@ class StateMachine:
         saved = self.save(self.low_water.last())
         self._end()
         self.phase = LeadershipPhase.DRAINING
+        self._loan_deadline = now + self.settings.expiry_s if trusted else math.inf
         closing: list[m.Command] = [] if trusted else [m.CloseTrust()]
         return [*saved, *closing, *self.broadcast(now), *self.proceed(now)]
 

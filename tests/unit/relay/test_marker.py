@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
@@ -15,7 +16,7 @@ from harvester.outbox.connection import OutboxIdentity
 from harvester.outbox.leader_session import Holders
 from harvester.outbox.sql.queries import IdSpace
 from harvester.relay import failpoints
-from harvester.relay.core.messages import Mark, ReleaseTerm, Report, ServerChanged
+from harvester.relay.core.messages import Mark, ReleaseTerm, Report, ServerChanged, TakeTerm
 from harvester.relay.marker import Marker, MarkReader, RetryDelays, idle_wait_s
 
 PACE = RetryDelays(mark_backoff_s=0.001, mark_backoff_max_s=0.016, io_error_backoff_s=1, statement_timeout_s=1)
@@ -93,3 +94,20 @@ def test_a_term_that_cannot_be_released_is_no_trouble_of_a_standby() -> None:
     marker._release(ReleaseTerm(1, uuid4()))
     assert said == []
     assert closed == [True]
+
+
+def test_an_outage_of_long_ago_is_none_of_the_next_leadership() -> None:
+    """Nobody has used the database since, and so nobody has noticed that it is back."""
+    seen: list[float] = []
+
+    def read_term() -> Any:
+        seen.append(marker.unreachable_s(time.monotonic()))
+        marker.ended.set()
+        raise psycopg.OperationalError("enough")
+
+    session: Any = SimpleNamespace(is_open=True, term_is_locked=False, read_term=read_term, close=lambda: None)
+    relay: Any = SimpleNamespace(report=lambda _: None, wants_term=lambda _: True)
+    marker = Marker(session, PACE, "name", relay, cast(Any, None), failpoints.load(), cast(Any, None))
+    marker._unreachable_since = time.monotonic() - 3_600
+    marker._take(TakeTerm(uuid4()))
+    assert seen == [0.0]

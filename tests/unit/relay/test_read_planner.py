@@ -236,7 +236,7 @@ def _no_bound_of_a_key(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fetches_take_all_they_want(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FlowControl, "free", lambda self: (self._ledger.room(), self._ledger.room_behind()))
+    patch.setattr(FlowControl, "free", lambda self: (self._ledger.room(), self._most_rows - len(self._ledger)))
 
 
 def _marks_bring_what_they_like(patch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
+from dataclasses import replace
+
+from harvester.relay.core import messages as c
 from harvester.relay.core.deferred import DeferredRows
 from harvester.relay.core.ledger import Row
 from harvester.relay.core.read_planner import MOST_GROWTH, FlowControl, MarkEstimate, Statements
-from tests.support.relay_driver import Driver
+from tests.support.relay_driver import SETTINGS, Driver, sent
+from tests.support.rows import row as raw_row
 
 
 def rows(count: int, size: int = 100) -> list[Row]:
@@ -68,3 +73,60 @@ def test_a_backlog_is_read_in_batches_that_grow() -> None:
     assert flow.batch == 100
     flow.marked(30, 30)
     assert flow.batch == 100
+
+
+# At least once with default limits. A quarter of what fits into memory, 16 rows of 4 MB, is less than a usual batch.
+DEFAULTS = replace(
+    SETTINGS, max_in_flight_records=1_000, max_unsettled_records=6_000, mark_query_records=100, max_queued_per_key=100
+)
+
+
+class Table:
+    """A table of rows of 4 MB, as far as anyone asks for their size, under a leader whose shards settle."""
+
+    def __init__(self, rows: int, key: Callable[[int], bytes]) -> None:
+        class Large(bytes):
+            def __len__(self) -> int:
+                return 4 << 20
+
+        self.driver = Driver(DEFAULTS)
+        self.left = {i: (i, key(i), Large(raw_row(record_id=i, key=key(i)))) for i in range(1, rows + 1)}
+        self._high = 0
+        self.driver.lead()
+
+    def turn(self, now: float, *, fail: Container[int] = (), lock: Container[int] = ()) -> None:
+        """Statements under way return; what was sent is settled, fails and will be retried, or stays locked."""
+        machine, commands = self.driver.machine, list[c.Command]()
+        for statement in list(machine.planner.statements.under_way.values()):
+            match statement.asked:
+                case c.Mark(number=number, limit=limit):
+                    found = [self.left[i] for i in sorted(self.left) if i > self._high][:limit]
+                    self._high = found[-1][0] if found else self._high
+                    commands += machine.marked(number, found, now)
+                case c.Fetch(number=number, ids=wanted):
+                    commands += machine.fetched(number, [self.left[i] for i in wanted if i in self.left], now)
+        for shard, ids in (item for command in commands for item in sent([command]).items()):
+            for record_id in ids:
+                if record_id in fail:
+                    machine.parked(shard, machine.epoch, record_id, [], 1.0, False, now)
+                elif record_id not in lock:
+                    del self.left[record_id]
+            machine.settled(shard, [i for i in ids if i not in fail and i not in lock], now)
+        for shard in (0, 1):
+            machine.heard(shard, now)
+        machine.tick(now)
+
+
+def test_a_large_record_that_is_retried_stops_no_other() -> None:
+    table = Table(500, lambda i: b"k%d" % i)
+    for turn in range(1_000):
+        table.turn(turn * 0.1, fail={5} if turn < 200 else ())
+    assert not table.left
+
+
+def test_a_large_row_of_a_hot_key_that_is_locked_stops_only_its_key() -> None:
+    """The rows behind it take all the memory there is for rows, as many small ones would take all the places."""
+    table = Table(1_000, lambda i: b"hot" if i <= 150 else b"k%d" % i)
+    for turn in range(1_000):
+        table.turn(turn * 0.1, lock={1})
+    assert not [i for i in table.left if i > 150]

@@ -13,7 +13,7 @@ from harvester.relay.core import messages as c
 from harvester.relay.core.ledger import Row
 from harvester.relay.core.scan import Bookmark
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
-from tests.support.relay_driver import Driver, keyed, killed, only, row, sent
+from tests.support.relay_driver import SETTINGS, Driver, keyed, killed, only, row, sent
 
 
 def test_leadership_begins_when_all_shards_have_answered_twice() -> None:
@@ -563,6 +563,36 @@ def test_a_drain_does_not_end_before_a_shard_of_unknown_fate_is_dead() -> None:
     driver.answer({0: [2]})
     assert driver.machine.fate_unknown(0, driver.machine.epoch, [2], "fatal", 0) == []
     assert driver.machine.shard_died(0, 0) == [c.Drained()]
+
+
+def test_a_drain_for_a_loan_ends_though_a_purge_is_held_up() -> None:
+    """Somebody has locked the row: its shard is alive and has it on the wire for as long."""
+    driver = Driver()
+    driver.lead()
+    driver.mark(row(2), row(3))
+    driver.machine.drain(0, trusted=True)
+    driver.answer({0: [2], 1: [3]})
+    driver.machine.settled(1, [3], 0)
+    expiry_s = SETTINGS.expiry_s
+    driver.machine.forgive(5.0)
+    for shard in (0, 1):
+        driver.machine.heard(shard, expiry_s)
+    assert killed(driver.machine.tick(expiry_s + 4.9)) == []
+    assert killed(driver.machine.tick(expiry_s + 5.0)) == [0], "only the shard that still has something"
+    assert killed(driver.machine.tick(expiry_s + 5.1)) == []
+    assert driver.machine.shard_died(0, expiry_s + 6.0) == [c.Drained()], "its term is not released"
+
+
+def test_a_drain_for_the_end_is_bounded_by_its_caller() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.mark(row(2))
+    driver.machine.drain(0)
+    driver.answer({0: [2]})
+    for now in (10.0, 20.0, 30.0):
+        driver.machine.heard(0, now)
+        driver.machine.heard(1, now)
+        assert killed(driver.machine.tick(now)) == []
 
 
 # -- results

@@ -259,3 +259,14 @@ def test_who_is_not_to_lead_any_more_waits_for_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(DeliveryHandover, "fence", fence)
     said = take_over(Outbox(row(EXACTLY_ONCE, "one")), mode(EXACTLY_ONCE, TOPIC), trusted=False)
     assert [report.text for report in said if isinstance(report, TermWait)][-1] is None
+
+
+def test_who_waits_for_a_lock_on_the_term_row_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt ends with its lock timeout, well within what a mark loop may take (P14)."""
+    outbox: Any = Outbox(row("at-least-once"))
+    turns: list[int] = []
+    monkeypatch.setattr(Marker, "turned", lambda _self: turns.append(1))
+    attempts = iter([None, None, 2])
+    outbox.take_term = lambda *_: next(attempts)
+    take_over(outbox, mode("at-least-once"))
+    assert len(turns) >= 3
