@@ -98,7 +98,8 @@ class StatusRecorder:
         now, kind, line = time.monotonic(), bare_source(source), None
         with self._lock:
             before = self._troubles.get(source)
-            self._tally.trouble(source, new=text is not None and text != before, over=text is None)
+            # Several shards may have lost the same server, and may say so in several ways: that is one trouble.
+            self._tally.trouble(source, new=text is not None and not self._is_troubled(kind), over=text is None)
             if text is not None:
                 self._troubles[source] = text
                 unsaid = self._repeats.report(kind, form_of(text), now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -66,6 +67,9 @@ _WORDS = {"int": "NUMBER", "float": "NUMBER", "str": "TEXT", "path": "PATH", "uu
 _TYPE_NAME = re.compile(r"<(?:list\[)?(int|float|str|path|uuid)(?: range)?\]?>", re.IGNORECASE)
 
 
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+
+
 class _Commands(TyperGroup):
     """The commands by purpose, and words instead of the names of Python's types."""
 
@@ -86,6 +90,12 @@ class _Commands(TyperGroup):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # there is nobody to say anything to
             sys.exit(141)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE or error.filename is not None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(f"harvester: standard output cannot be written: {error.strerror}", file=sys.stderr)
+            sys.exit(1)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         limit = formatter.width - 6 - max(map(len, self.commands))

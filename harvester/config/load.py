@@ -166,7 +166,7 @@ def load(
     """
     variables = os.environ if env is None else env
     named = path if path is not None else variables.get(ENV_VARIABLE) or None
-    source = Path(named) if named is not None else DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    source = Path(named) if named is not None else _default_file()
     data = _read(source) if source is not None else {}
     data, overridden, problems = apply_overrides(data, overrides)
     resolved, unresolved = interpolate_table(data, variables)
@@ -250,6 +250,14 @@ def _kafka_options_only(data: Mapping[str, object], problems: Iterable[Problem])
         except ConfigurationError:
             continue
     return None
+
+
+def _default_file() -> Path | None:
+    """None if there is none, or if this user may not enter the current directory."""
+    try:
+        return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    except OSError:
+        return None
 
 
 def _read(source: Path) -> dict[str, object]:

@@ -114,6 +114,7 @@ ORDER BY c.relname
 BESIDE = """
 SELECT to_regclass($1) IS NOT NULL,
        CASE WHEN to_regclass($2) IS NULL THEN 'missing'
+            WHEN (SELECT relkind <> 'p' FROM pg_catalog.pg_class WHERE oid = to_regclass($2)) THEN 'plain'
             WHEN has_table_privilege(to_regclass($2)::oid, 'INSERT') THEN 'ready'
             ELSE 'denied' END,
        (SELECT bool_and(has_column_privilege(to_regclass($3)::oid, name, 'INSERT')) FROM unnest($4::text[]) AS name)

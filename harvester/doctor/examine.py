@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import confluent_kafka
@@ -20,7 +21,9 @@ from harvester.doctor.judge_database import judge_database, judge_owner, judge_v
 from harvester.doctor.judge_host import judge_clock, judge_host
 from harvester.doctor.judge_kafka import judge_kafka, judge_topics, topics_of
 from harvester.doctor.kafka import probe_clock, read_kafka
-from harvester.errors import BrokerError, HarvesterError
+from harvester.errors import BrokerError, ConfigurationError, HarvesterError
+from harvester.http import require_http
+from harvester.telemetry import require_tracing
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
@@ -84,10 +87,25 @@ def read_host() -> HostFacts:
 
 def _configuration(config: Config) -> CheckResult:
     problems = check_clients(config)
+    for check in _libraries(config):
+        try:
+            check()
+        except ConfigurationError as error:
+            return problem("configuration", error.message, error.hint or "correct it")
     if problems:
         text = f"the Kafka client refuses {listed([str(each) for each in problems])}"
         return problem("configuration", text, "correct it; `harvester config check` reports the same")
     return ok("configuration", f"{config.delivery}, outbox {config.table}, group {config.leader_group_id}")
+
+
+def _libraries(config: Config) -> Iterator[Callable[[], object]]:
+    """Checks, as `start` makes them, that what is configured is installed."""
+    if config.http.listen != "off":
+        yield require_http
+    if config.tracing.enabled:
+        yield require_tracing
+    if config.oversize.policy == "claim-check" and config.oversize.store_settings is not None:
+        yield partial(open_store, config.oversize.store_settings)
 
 
 def _store(settings: StoreSettings, *, probe: bool) -> CheckResult:

@@ -102,7 +102,7 @@ class DatabaseFacts:
     delivery: str | None = None  # of the last term
     progress_topic: str | None = None  # the id of the one that the term row records
     lease: bool = False  # the table of leases exists
-    archive: str | None = None  # "missing", "denied", "ready"; None if not configured
+    archive: str | None = None  # "missing", "plain" (not partitioned), "denied", "ready"; None if not configured
     notices: bool | None = None  # may insert notices; None if not configured
     connections: Connections | None = None
     vacuum: Vacuum | None = None

@@ -249,6 +249,9 @@ def _beside(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
     match database.archive:
         case "missing":
             yield problem("outbox.archive", f"archive is {config.archive}, but {table.archive} is missing", INIT_HINT)
+        case "plain":
+            text = f"{table.archive} is not partitioned, so it cannot be the archive"
+            yield problem("outbox.archive", text, f"rename it, then {INIT_HINT}")
         case "denied":
             grant = f"let the owner run: GRANT INSERT ON {table.archive} TO {database.catalog.user}"
             yield problem("outbox.archive", f"this role may not insert into {table.archive}", grant)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harvester.http.pages import StatusSource
     from harvester.http.server import Trouble, WebServer
 
-__all__ = ["lake_metrics", "web_server"]
+__all__ = ["lake_metrics", "require_http", "web_server"]
 
 
 def web_server(listen: str, source: StatusSource, trouble: Trouble, say: Callable[[str], None]) -> WebServer:
@@ -27,7 +27,7 @@ def web_server(listen: str, source: StatusSource, trouble: Trouble, say: Callabl
 
     Raises ConfigurationError if its library is not installed.
     """
-    _require_library("http.listen", 'or "off"')
+    require_http()
     from harvester.http.pages import Pages
     from harvester.http.server import Router, WebServer
 
@@ -50,6 +50,11 @@ def lake_metrics(listen: str, say: Callable[[str], None]) -> Iterator[LakeMetric
         yield metrics
     finally:
         server.stop()
+
+
+def require_http() -> None:
+    """Raises ConfigurationError if `http.listen` lacks its library."""
+    _require_library("http.listen", 'or "off"')
 
 
 def _require_library(name: str, otherwise: str | None = None) -> None:

@@ -106,6 +106,7 @@ class HttpServer(threading.Thread):
     """Serves the clients of one listening socket. Subclasses create it and set the limits."""
 
     most_clients = 8
+    drops_oldest = False  # to make room for one more; otherwise that one is refused
     idle_s = 10.0  # for the next request to arrive
     takes_s = 10.0  # for the client to read a response
     longest_s: float | None = 10.0  # for a whole connection
@@ -161,7 +162,9 @@ class HttpServer(threading.Thread):
     def _let_in(self, client: socket.socket) -> None:
         peer, refusal = self.admit(client)
         with self._lock:
-            if refusal is None and len(self._clients) >= self.most_clients:
+            if refusal is None and len(self._clients) >= self.most_clients and self.drops_oldest:
+                self._drop_oldest()
+            elif refusal is None and len(self._clients) >= self.most_clients:
                 refusal = Response.problem(503, f"{self.most_clients} clients are already connected", _LATER)
             if refusal is None:
                 thread = threading.Thread(
@@ -191,6 +194,13 @@ class HttpServer(threading.Thread):
             with contextlib.suppress(OSError):
                 client.shutdown(socket.SHUT_WR)
             client.close()
+
+    def _drop_oldest(self) -> None:
+        """Disconnect the client that has been connected longest; the lock is held."""
+        oldest = min(self._clients, key=lambda client: self._clients[client][1])
+        del self._clients[oldest]
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
 
     def _hang_up(self, older_s: float) -> None:
         """Shut down connections open for longer than `older_s`; their threads then see the end."""
@@ -273,7 +283,12 @@ def _unasked(response: Response) -> bytes:
 
 
 class WebServer(HttpServer):
-    """Listens on a TCP address, and retries while it is taken: that is no reason to stop."""
+    """Listens on a TCP address, and retries while it is taken: that is no reason to stop.
+
+    Clients that hold connections open without a request must not keep out the probes of a service manager.
+    """
+
+    drops_oldest = True
 
     def __init__(
         self,

@@ -202,7 +202,13 @@ class Marker(threading.Thread):
                     self._save(command)
 
     def _rest(self) -> None:
-        """Nothing is requested: wait for a command. A session that ends meanwhile is reopened when needed."""
+        """Nothing is requested: wait for a command. A session that ends meanwhile is reopened when needed.
+
+        After an error it is reopened now: otherwise a harvester that only stands by would report it for ever.
+        """
+        if self._unreachable_since is not None:
+            self._connected()
+            return
         try:
             self._session.wait(_TURN_S, self._waker.fd)
         except psycopg.Error:

@@ -9,6 +9,7 @@ A reader that goes away (a closed pipe, a terminal that hung up) ends the output
 
 from __future__ import annotations
 
+import errno
 import json as json_module
 import logging
 import sys
@@ -72,8 +73,14 @@ class _Named(logging.LoggerAdapter[logging.Logger]):
         return f"[{self._who}] {msg}", kwargs
 
 
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
+
+
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes to the given stream, or to the current standard error; falls silent when nobody reads."""
+    """Writes to the given stream, or to the current standard error; falls silent when nobody reads.
+
+    A line for which there is no room at the moment, as on a full disk, is lost.
+    """
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__(stream if stream is not None else sys.stderr)
@@ -95,9 +102,9 @@ class _Handler(logging.StreamHandler[TextIO]):
             except UnicodeEncodeError:
                 self.stream.write(line.encode("ascii", "backslashreplace").decode() + self.terminator)
             self.stream.flush()
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError) as error:
             # EPIPE, EIO, a closed file, or no standard error at all: trying again would fail at every line.
-            self._closed_at_other_end = True
+            self._closed_at_other_end = not (isinstance(error, OSError) and error.errno in _PASSING)
 
 
 class _Fields(logging.Formatter):

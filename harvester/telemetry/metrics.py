@@ -114,7 +114,7 @@ class Totals:
     acquired: int  # times that this process came to lead
     remarks: int
     fenced: int
-    troubles: Mapping[str, int]  # by source: how often one began or changed
+    troubles: Mapping[str, int]  # by source: how often one began
     troubled: frozenset[str]  # sources that have a trouble now
 
 

@@ -168,3 +168,13 @@ def test_a_command_may_have_no_standard_output(command: list[str]) -> None:
     closing = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *command, *_GIVEN]
     done = subprocess.run(closing, env=cli_environment(_BUFFERED), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_full_disk_is_said_without_a_traceback() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "config", "show", *_GIVEN], env=cli_environment(_BUFFERED), stdout=full, stderr=subprocess.PIPE,
+            text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "harvester: standard output cannot be written: No space left on device\n"

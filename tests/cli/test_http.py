@@ -378,6 +378,7 @@ def test_clients_that_are_stuck_do_not_hold_up_the_relay(scene: Scene) -> None:
             client.sendall(b"GET /metrics HTTP/1.0\r\n")
         scene.add(*((f"k{number}", "1") for number in range(50)))
         scene.wait_left()
+        assert get(f"http://{':'.join(address)}/healthz")[0] == 200  # nor the probe of a service manager
         assert running.stop() == 0  # nor its end
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
+import sys
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from confluent_kafka.admin import AdminClient
 
 from harvester.config import Config
@@ -94,6 +97,35 @@ def test_the_store_of_large_values_is_tried(servers: Servers, database: str, gro
     away = found(probe=True)
     assert away.level is CheckLevel.PROBLEM
     assert "cannot be used" in str(away)
+
+
+@pytest.mark.parametrize(
+    ("given", "library", "named"),
+    [
+        ({"http": {"listen": "127.0.0.1:0"}}, "prometheus_client", "prometheus-client"),
+        ({"tracing": {"enabled": True}}, "opentelemetry", "opentelemetry"),
+        ({"oversize": {"policy": "claim-check", "store": "s3://bucket/prefix"}}, "boto3", "boto3"),
+    ],
+)
+def test_a_library_that_start_would_miss_is_missed(
+    servers: Servers, database: str, group: str, monkeypatch: pytest.MonkeyPatch, given: Any, library: str, named: str
+) -> None:
+    for name in list(sys.modules):
+        if name == "harvester.telemetry.tracing" or name.split(".")[0] == library:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == library else find(name, *more))
+    found = {each.check: each for each in examine(config_of(servers, database, group, **given)).findings}
+    assert found["configuration"].level is CheckLevel.PROBLEM
+    assert named in str(found["configuration"])
+
+
+def test_an_archive_that_is_a_plain_table_is_a_problem(servers: Servers, database: str, group: str) -> None:
+    with psycopg.connect(database, autocommit=True) as db:
+        db.execute("CREATE TABLE outbox_archive (id bigint)")
+    found = {each.check: each for each in examine(config_of(servers, database, group, archive="rows")).findings}
+    assert found["outbox.archive"].level is CheckLevel.PROBLEM
 
 
 def test_one_server_that_is_away_does_not_hide_the_other(servers: Servers, database: str, group: str) -> None:

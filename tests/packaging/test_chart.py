@@ -36,6 +36,15 @@ def test_the_manifests_are_of_the_chart_as_it_stands() -> None:
     assert f"# Chart: {hashlib.sha256(''.join(sums).encode()).hexdigest()[:16]}\n" in MANIFEST, "scripts/chart --write"
 
 
+def test_names_leave_room_for_the_job() -> None:
+    """A job's name becomes a label of its pods."""
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    longest = re.findall(r"trunc (\d+) \| trimSuffix", helpers)
+    assert longest == ["58", "49", "49", "49"]
+    assert 49 + len("-init-") + 8 <= 63
+    assert 58 + len("-init") <= 63
+
+
 def test_resources_are_those_of_the_table_of_sizes() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     row = re.search(r"^\| 8 \|.*\| (\d+), (\d+) MB \|$", page, re.MULTILINE)

@@ -102,7 +102,7 @@ class Scene:
         """Ids that stand in the outbox."""
         return [row[0] for row in self.db.execute("SELECT id FROM outbox ORDER BY id")]
 
-    def wait_left(self, *ids: int, timeout_s: float = 30.0) -> None:
+    def wait_left(self, *ids: int, timeout_s: float = 90.0) -> None:
         """Wait until exactly these ids stand in the outbox."""
         expected = sorted(ids)
         try:

@@ -38,3 +38,15 @@ def test_a_wait_that_is_over_has_not_recovered(recorder: StatusRecorder, caplog:
     recorder.trouble("term", "waits until the outbox is free")
     recorder.trouble("term", None)
     assert caplog.messages[-1] == "term: the wait is over after 0 s"
+
+
+def test_one_outage_of_a_server_is_one_trouble(recorder: StatusRecorder) -> None:
+    """Each shard says it in several ways, one after the other."""
+    for text in ("terminating connection", "Connection refused", "the database system is starting up"):
+        for shard in range(8):
+            recorder.trouble(f"shard {shard}", text)
+    for shard in range(8):
+        recorder.trouble(f"shard {shard}", None)
+    assert recorder.totals([]).troubles == {"shard": 1}
+    recorder.trouble("shard 2", "Connection refused")
+    assert recorder.totals([]).troubles == {"shard": 2}

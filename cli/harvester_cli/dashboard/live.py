@@ -85,13 +85,14 @@ def run_plain(
 def run_lines(show: Callable[[], None], out: TextIO, *, every_s: float, until: threading.Event) -> None:
     """Call `show`, which writes to `out`, now, every `every_s` seconds and when `until` is set.
 
-    If the reader goes away, only the lines end; the run continues.
+    If they cannot be written, because the reader has gone away or the disk is full, only the lines end; the run
+    continues.
     """
     while True:
         stopped = until.is_set()
         try:
             show()
-        except BrokenPipeError:
+        except OSError:
             _discard(out)
             until.wait()
             return

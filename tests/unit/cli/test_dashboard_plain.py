@@ -150,3 +150,22 @@ def test_files_are_one_place_where_they_are_the_same(tmp_path: Path) -> None:
             log = out if same else err
             subprocess.run([sys.executable, "-c", program], stdout=out, stderr=log, env=environment, check=True)
         assert (tmp_path / ("out" if same else "err")).read_text() == f"{same}\n"
+
+
+def test_lines_that_cannot_be_written_end_nothing() -> None:
+    shown: list[int] = []
+    until = threading.Event()
+    with Path("/dev/full").open("w") as full:
+
+        def show() -> None:
+            shown.append(1)
+            print("a line", file=full, flush=True)
+
+        thread = threading.Thread(target=live.run_lines, args=(show, full), kwargs={"every_s": 0.0, "until": until})
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive(), "the run goes on"
+        until.set()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert shown == [1]

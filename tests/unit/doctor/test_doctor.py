@@ -117,6 +117,7 @@ def test_clocks(offset_s: float, uncertainty_s: float, level: CheckLevel, part: 
         ({"schema_version": None}, "outbox.version", CheckLevel.PROBLEM, "no row"),
         ({"lease": False}, "outbox.leases", CheckLevel.WARNING, "init"),
         ({"archive": "missing"}, "outbox.archive", CheckLevel.PROBLEM, "init"),
+        ({"archive": "plain"}, "outbox.archive", CheckLevel.PROBLEM, "not partitioned"),
         ({"archive": "denied"}, "outbox.archive", CheckLevel.PROBLEM, "GRANT INSERT"),
         ({"notices": False}, "outbox.notices", CheckLevel.PROBLEM, "grants"),
         ({"identity_known": False}, "database.identity", CheckLevel.WARNING, "GRANT EXECUTE"),

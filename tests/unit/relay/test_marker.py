@@ -16,7 +16,7 @@ from harvester.outbox.connection import OutboxIdentity
 from harvester.outbox.leader_session import Holders
 from harvester.outbox.sql.queries import IdSpace
 from harvester.relay import failpoints
-from harvester.relay.core.messages import Mark, ReleaseTerm, Report, ServerChanged, TakeTerm
+from harvester.relay.core.messages import DatabaseTrouble, Mark, ReleaseTerm, Report, ServerChanged, TakeTerm
 from harvester.relay.marker import Marker, MarkReader, RetryDelays, idle_wait_s
 
 PACE = RetryDelays(mark_backoff_s=0.001, mark_backoff_max_s=0.016, io_error_backoff_s=1, statement_timeout_s=1)
@@ -111,3 +111,16 @@ def test_an_outage_of_long_ago_is_none_of_the_next_leadership() -> None:
     marker._unreachable_since = time.monotonic() - 3_600
     marker._take(TakeTerm(uuid4()))
     assert seen == [0.0]
+
+
+def test_a_harvester_that_only_stands_by_finds_that_its_database_is_back() -> None:
+    """Nothing else would use the session, and end the trouble."""
+    said: list[Report] = []
+    session: Any = SimpleNamespace(is_open=False, open=lambda: None, close=lambda: None)
+    relay: Any = SimpleNamespace(report=said.append, wants_term=lambda _: False)
+    marker = Marker(session, PACE, "name", relay, cast(Any, None), failpoints.load(), cast(Any, None))
+    marker._reader = cast(Any, SimpleNamespace(restart=lambda: None))
+    marker._unreachable_since = time.monotonic()
+    marker._rest()
+    assert said == [DatabaseTrouble(None)]
+    assert marker.unreachable_s(time.monotonic()) == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -151,6 +152,24 @@ def test_a_reader_that_goes_away_is_no_error(capfd: pytest.CaptureFixture[str]) 
         # the file object may still hold what could not be written: closing it must not bring the error back
         os.dup2(os.open(os.devnull, os.O_WRONLY), write)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_line_for_which_there_is_no_room_is_lost_and_no_other() -> None:
+    class Disk(io.StringIO):
+        full = True
+
+        def flush(self) -> None:
+            if self.full:
+                self.seek(0)
+                self.truncate()
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    stream = Disk()
+    logger = configure("info", name="n", json=True, stream=stream)
+    logger.info("lost")
+    stream.full = False
+    logger.info("kept")
+    assert [line["message"] for line in json_lines(stream)] == ["kept"]
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])

@@ -1,14 +1,14 @@
 {{- define "harvester.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 58 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "harvester.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 49 | trimSuffix "-" -}}
 {{- else if contains (include "harvester.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 49 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "harvester.name" .) | trunc 52 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (include "harvester.name" .) | trunc 49 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
