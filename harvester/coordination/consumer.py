@@ -117,7 +117,11 @@ class Turns:
             if buffer.stopping_at is not None:
                 left = None  # it has been given back
         else:  # the claim is lost: what is ours stays ours, except what was given back or withdrawn
-            left = RecordBatch(before.place, before.rest) if before.rest and not before.withdrawn else None
+            left = None
+            if before.rest and not before.withdrawn:
+                left = RecordBatch(before.place, before.rest)
+                before.give_back()
+        session.in_hand = NOTHING
         if left is not None:
             session.owned.appendleft(left)
         for batch in tuple(session.owned):
@@ -127,6 +131,7 @@ class Turns:
                 buffer = session.buffer.get(batch.place)
                 if buffer is not None and batch in buffer.owned:
                     buffer.batch = batch
+                session.in_hand = batch
                 return batch
         return NOTHING
 

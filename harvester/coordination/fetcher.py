@@ -33,6 +33,11 @@ from harvester.errors import BrokerError, BrokerUnavailable
 T = TypeVar("T")
 _LOGGER = logging.getLogger("harvester.coordination")
 _LONGEST_CALL_S = 8.0
+_END_KNOWN_S = 1.0  # within which a new leader knows the end of its partition
+# The client reports these at every fetch, and goes no further; or it passes the records over.
+_UNREADABLE = frozenset({
+    KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED, KafkaError.MSG_SIZE_TOO_LARGE,
+})  # fmt: skip
 
 
 class Question(Generic[T]):
@@ -217,6 +222,7 @@ class Fetcher:
         self._pauses: set[tuple[str | None, int | None]] = set()
         self._crowded: set[GroupPartition] = set()  # enough of their records wait, and there is no room for more
         self._displaced: dict[GroupPartition, float] = {}  # their position does not exist; since when
+        self._ends: dict[GroupPartition, int] = {}  # the lowest end of those that ended below their position
         self._untold = set[GroupPartition]()  # claimed and ended before anyone was notified
         self._stalls = Stalls(offsets.ends, settings.heartbeat_interval_s)
         self._emptied = False  # the client had no more records at some time since the last check for stalls
@@ -366,6 +372,7 @@ class Fetcher:
         buffer = self._session.buffer.get(place)
         if buffer is None or place not in self._assigned:
             del self._displaced[place]
+            self._ends.pop(place, None)
             return
         try:
             first, end = self._data.get_watermark_offsets(_partition(place), _CALL_S)
@@ -373,9 +380,15 @@ class Fetcher:
             return
         offset = buffer.next_offset
         resumed_at = resume(offset, first, end, self._settings.out_of_range)
-        if offset > end and clock_s() < since + 2 * self._settings.heartbeat_interval_s:
-            return  # a new leader may not know its end yet
+        if offset > end:
+            self._ends[place] = min(end, self._ends.get(place, end))
+            if clock_s() < since + 2 * self._settings.heartbeat_interval_s:
+                return  # a new leader may not know its end yet
+        elif place in self._ends and clock_s() > since + _END_KNOWN_S:
+            # It was below our position for too long: what has come since are other records.
+            resumed_at, end = None, self._ends[place]
         del self._displaced[place]
+        self._ends.pop(place, None)
         if resumed_at is None:
             self._session.fail(OffsetOutOfRange(place.topic, place.partition, offset=offset, first=first, end=end))
         if resumed_at != offset:
@@ -404,6 +417,7 @@ class Fetcher:
     def _unassign(self, places: Collection[GroupPartition]) -> None:
         for place in places:
             self._displaced.pop(place, None)
+            self._ends.pop(place, None)
         self._assigned.difference_update(places)
         self._data.incremental_unassign(list(map(_partition, places)))
 
@@ -578,9 +592,18 @@ class Fetcher:
 
     def _trouble(self, message: Any) -> None:
         error = message.error()
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+        if error.code() == KafkaError._AUTO_OFFSET_RESET and "truncation" in error.str().lower():
+            # The log may have grown past our position by the time we look, with other records.
+            self._session.fail(
+                BrokerError(
+                    f"{message.topic()}[{message.partition()}] has lost records, and may have others at their offsets:"
+                    f" {error.str()}",
+                    hint="`harvester claims set-position` sets where to continue",
+                )
+            )
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._displaced[GroupPartition(self._settings.group, message.topic(), message.partition())] = clock_s()
-        elif not passes(error):
+        elif not passes(error) or error.code() in _UNREADABLE:
             self._session.fail(BrokerError(f"{message.topic()}[{message.partition()}]: {error.str()}"))
 
 

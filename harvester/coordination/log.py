@@ -393,6 +393,7 @@ class LogBackfill:
         self._concerns = may_concern(settings.group, settings.topics)
         self._pasts: dict[int, _Past] = {}
         self._questions: queue.SimpleQueue[tuple[int, GroupPartition, int] | None] = queue.SimpleQueue()
+        self._newest: dict[GroupPartition, int] = {}  # the last question about a partition
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -401,6 +402,7 @@ class LogBackfill:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="coordination-past", daemon=True)
             self._thread.start()
+        self._newest[place] = generation
         self._questions.put((partition, place, generation))
 
     def close(self) -> None:
@@ -412,6 +414,8 @@ class LogBackfill:
     def _run(self) -> None:
         while (question := self._questions.get()) is not None and not self._closed:
             partition, place, generation = question
+            if generation < self._newest[place]:
+                continue  # that claim has expired, and there is another one
             try:
                 world = self._search(partition, place, generation)
                 if world is not None and not self._closed:
@@ -423,7 +427,9 @@ class LogBackfill:
     def _search(self, partition: int, place: GroupPartition, generation: int) -> World | None:
         """Read as far back as needed for the place's position; None if the log could not be read up to the claim."""
         past = self._pasts.get(partition)
-        if past is None or not (past.whole or generation < past.world.next_offset + _NEAR):
+        # Kept if to read on costs no more than what was read: otherwise a busy log would be read anew for each claim.
+        read = 0 if past is None else past.world.next_offset - past.start
+        if past is None or not (past.whole or generation < past.world.next_offset + max(_NEAR, read)):
             past = self._pasts[partition] = self._before(generation, _NEAR)
         while not self._closed:
             if past.world.next_offset <= generation:

@@ -31,7 +31,7 @@ from harvester.coordination.core.claim import Event as Signal
 from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, Warn
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import Client, GroupPartition, Heartbeats, Message
-from harvester.coordination.core.partition_buffer import PartitionBuffer, RecordBatch
+from harvester.coordination.core.partition_buffer import NOTHING, PartitionBuffer, RecordBatch
 from harvester.coordination.core.world import World
 from harvester.coordination.events import Claimed, Event, Lost, Released
 from harvester.coordination.log import CoordinationLog, LogBackfill
@@ -53,6 +53,7 @@ class Session:
         self.buffer: dict[GroupPartition, PartitionBuffer] = {}
         self.changes: deque[Change] = deque()  # begun (with a buffer) or stopped, with the event
         self.owned: deque[RecordBatch] = deque()  # at most once: batches that are ours
+        self.in_hand = NOTHING  # at most once: the one that is being handed out
         self.news = threading.Event()  # set when there is one more
         self.error: BaseException | None = None
         self.ended = threading.Event()
@@ -218,12 +219,19 @@ class Session:
     def _drain(self, now: float) -> None:
         """Release what is being given up, once nothing of it is in hand or its time limit has passed.
 
-        At most once, a batch whose heartbeat is under way is waited for: it may become ours, and is then returned.
+        At most once, a batch whose heartbeat is under way is waited for: it may become ours, and is then returned. So
+        is what became ours under a claim that was lost and won again: a successor begins behind it (P42).
         """
         for place, buffer in tuple(self.buffer.items()):
             if buffer.stopping_at is None or self.holding(place).batch is not None:
                 continue
+            older = self._of_older_claims(place, buffer)
+            if older and now < buffer.stopping_at:
+                continue
             if buffer.laid_down or not buffer.open_records or now >= buffer.stopping_at:
+                for batch in older:
+                    batch.withdraw()
+                self.owned = deque(batch for batch in self.owned if batch not in older)
                 self._report(place, buffer)
                 if self.buffer.get(place) is not buffer:  # trust ended in the meantime
                     continue
@@ -232,6 +240,11 @@ class Session:
                 self._counts["releases"] += 1
                 self._change(place, None, Released(place.topic, place.partition, buffer.token, buffer.reason))
                 self.tell(place, PartitionDrained(last_offset))
+
+    def _of_older_claims(self, place: GroupPartition, buffer: PartitionBuffer) -> list[RecordBatch]:
+        """At most once: batches of earlier claims that are not completely handed out."""
+        ours = (self.in_hand, *self.owned)
+        return [batch for batch in ours if batch.place == place and batch.rest and batch not in buffer.owned]
 
     def _not_sent(self, place: GroupPartition, number: int) -> None:
         with self.lock:

@@ -14,6 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Messag
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
+from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import Claimed, Event, Lost, OutOfRange, Released
 from harvester.coordination.fetcher import Fetcher
 from harvester.coordination.session import Change, Session
@@ -386,3 +387,56 @@ def test_a_client_that_finds_no_broker_while_claims_are_held_is_replaced(
     assert not ask(200.0)
     assert not ask(229.0)
     assert ask(230.0)
+
+
+def test_a_partition_that_ended_below_the_position_and_has_grown_since_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lost records, or is another one: what is at these offsets now was never handed out."""
+    now = [100.0]
+    monkeypatch.setattr("harvester.coordination.fetcher.clock_s", lambda: now[0])
+    scene = Scene(out_of_range="latest")
+    scene.begin(ONE, last_offset=100)
+    scene.follow()
+    scene.data.bounds = (0, 90)
+    scene.fetcher._displaced[ONE] = now[0]
+    assert not [event for event in scene.follow() if isinstance(event, OutOfRange)]
+    now[0] += 2.0
+    scene.data.bounds = (0, 140)
+    assert scene.follow()[-1] == OutOfRange("t", 0, 101, 0, 90, None)
+    assert isinstance(scene.session.error, OffsetOutOfRange)
+    scene.session._log.close(0)
+
+
+def test_a_new_leader_that_learns_its_end_a_moment_later_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("harvester.coordination.fetcher.clock_s", lambda: now[0])
+    scene = Scene(out_of_range="latest")
+    scene.begin(ONE, last_offset=100)
+    scene.follow()
+    scene.data.bounds = (0, 90)
+    scene.fetcher._displaced[ONE] = now[0]
+    scene.follow()
+    now[0] += 0.9
+    scene.data.bounds = (0, 140)
+    assert not [event for event in scene.follow() if isinstance(event, OutOfRange)]
+    assert scene.session.error is None
+    assert scene.data.assigned == {0: 101}
+    scene.session._log.close(0)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "said"),
+    [
+        (KafkaError._AUTO_OFFSET_RESET, "Partition log truncation detected at offset 5000", "has lost records"),
+        (KafkaError._BAD_COMPRESSION, "Decompression failed", "Decompression failed"),
+        (KafkaError._BAD_MSG, "bad checksum", "bad checksum"),
+    ],
+)
+def test_what_cannot_be_read_ends_the_consumer_with_the_reason(scene: Scene, code: int, text: str, said: str) -> None:
+    """The client would report it for ever, or pass over it."""
+    told = KafkaError(code, text)
+    scene.fetcher._trouble(SimpleNamespace(error=lambda: told, topic=lambda: "t", partition=lambda: 0))
+    assert isinstance(scene.session.error, BrokerError)
+    assert said in str(scene.session.error)
+    assert "t[0]" in str(scene.session.error)

@@ -133,9 +133,8 @@ def test_what_goes_wrong_in_one_search_for_a_position_does_not_end_the_next(monk
         return world
 
     monkeypatch.setattr(past, "_search", search)
-    place = GroupPartition("g", "t", 0)
-    for generation in (5, 7):
-        past.find(0, place, generation)
+    for number, generation in enumerate((5, 7)):
+        past.find(0, GroupPartition("g", "t", number), generation)
     eventually(lambda: len(found) == 1, what="the second answer")
     assert found[0][1].generation == 7
     past.close()
@@ -150,3 +149,42 @@ def test_the_end_does_not_wait_for_brokers_that_are_asked_for_a_position() -> No
     closing.start()
     closing.join(15)
     assert not closing.is_alive(), "it would wait for half a minute"
+
+
+def test_a_search_for_the_next_claim_goes_on_from_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many records have come since, but far fewer than were read: else a busy log would be read anew for each claim."""
+    past = LogBackfill(ConsumerSettings(kafka={}, group="g", topics=("t",)), lambda *_: None)
+    reads: list[int] = []
+
+    def read(_: int, known: Any, generation: int) -> None:
+        reads.append(generation + 1 - known.world.next_offset)
+        known.world.next_offset = generation + 1
+
+    monkeypatch.setattr(past, "_read", read)
+    monkeypatch.setattr("harvester.coordination.log._Past.knows", lambda self, _: self.start < 1_600_000)
+    assert past._search(0, PLACE, 2_000_000) is not None
+    so_far = len(reads)
+    assert 500_000 < sum(reads) < 2_000_000, "not the whole log"
+    assert past._search(0, PLACE, 2_002_500) is not None
+    assert reads[so_far:] == [2_500]
+
+
+def test_only_the_last_question_about_a_partition_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    past = LogBackfill(ConsumerSettings(kafka={}, group="g", topics=("t",)), lambda *_: None)
+    begun, go_on = threading.Event(), threading.Event()
+    searched: list[int] = []
+
+    def search(_: int, __: GroupPartition, generation: int) -> None:
+        searched.append(generation)
+        begun.set()
+        go_on.wait(30)
+
+    monkeypatch.setattr(past, "_search", search)
+    past.find(0, PLACE, 5)
+    begun.wait(30)
+    for generation in (7, 9, 11):
+        past.find(0, PLACE, generation)
+    go_on.set()
+    eventually(lambda: 11 in searched, what="the last search")
+    past.close()
+    assert searched == [5, 11]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from harvester.clock import clock_s
+from harvester.coordination.consumer import Turns
 from harvester.coordination.core.claim import ClaimPhase, ClaimState
 from harvester.coordination.core.coordinator import Outcome, Stage
 from harvester.coordination.core.messages import (
@@ -19,7 +20,7 @@ from harvester.coordination.core.messages import (
     ReleasingPartition,
     encode,
 )
-from harvester.coordination.core.partition_buffer import PartitionBuffer
+from harvester.coordination.core.partition_buffer import NOTHING, PartitionBuffer, RecordBatch
 from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerUnavailable
@@ -137,3 +138,43 @@ def test_who_waits_for_the_log_ends_when_it_is_told(monkeypatch: pytest.MonkeyPa
     session.stop(release=False)
     assert session.error is None
     assert not session._thread.is_alive()
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_release_waits_for_what_became_ours_under_an_earlier_claim(
+    monkeypatch: pytest.MonkeyPatch, in_time: bool
+) -> None:
+    """At most once: that claim was lost for a moment. A successor begins behind all of it (P42)."""
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    settings = ConsumerSettings(kafka=kafka, group="g", topics=("t",), at_most_once=True, batch_records=5)
+    session = Session(settings, CLIENT)
+    said: list[Message] = []
+
+    def append(_: int, message: Message, arrived: Future[bool] | None = None) -> int:
+        said.append(message)
+        return 0
+
+    monkeypatch.setattr(session._log, "append", append)
+    turns = Turns(settings, session, lambda _: False)
+    first, second = (RecordBatch(PLACE, [Record(n) for n in range(low, low + 5)]) for low in (0, 5))
+    session.owned += [first, second]
+    current = turns.after(NOTHING)
+    assert current.take(0.0) is first.records[0]
+    session.buffer[PLACE] = buffer = PartitionBuffer(PLACE, 9, 9)
+    now = clock_s()
+    session._coordinator.holdings[PLACE] = ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING)._replace(
+        generation=9, proof_at=now, next_beat_at=now + 60
+    )
+    buffer.stopping_at = now + 60
+    handed_out = [0]
+    if in_time:
+        while (current := turns.after(current)) is not NOTHING:
+            session._drain(now)
+            assert said == []
+            handed_out += [record.number for record in current.take_some(3, 0.0)]
+    session._drain(now if in_time else now + 60)
+    assert [type(message) for message in said] == [ReleasingPartition]
+    while (current := turns.after(current)) is not NOTHING:
+        handed_out += [record.number for record in current.take_some(3, 0.0)]
+    assert handed_out == (list(range(10)) if in_time else [0])
+    session._log.close(0)
