@@ -389,10 +389,8 @@ def test_a_client_that_finds_no_broker_while_claims_are_held_is_replaced(
     assert ask(230.0)
 
 
-def test_a_partition_that_ended_below_the_position_and_has_grown_since_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It lost records, or is another one: what is at these offsets now was never handed out."""
+def ended_below_its_position(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, list[float]]:
+    """A partition that holds 0 to 90 while its claim continues at 101, as the client has just said; and the clock."""
     now = [100.0]
     monkeypatch.setattr("harvester.coordination.fetcher.clock_s", lambda: now[0])
     scene = Scene(out_of_range="latest")
@@ -400,6 +398,14 @@ def test_a_partition_that_ended_below_the_position_and_has_grown_since_is_an_err
     scene.follow()
     scene.data.bounds = (0, 90)
     scene.fetcher._displaced[ONE] = now[0]
+    return scene, now
+
+
+def test_a_partition_that_ended_below_the_position_and_has_grown_since_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lost records, or is another one: what is at these offsets now was never handed out."""
+    scene, now = ended_below_its_position(monkeypatch)
     assert not [event for event in scene.follow() if isinstance(event, OutOfRange)]
     now[0] += 2.0
     scene.data.bounds = (0, 140)
@@ -409,13 +415,7 @@ def test_a_partition_that_ended_below_the_position_and_has_grown_since_is_an_err
 
 
 def test_a_new_leader_that_learns_its_end_a_moment_later_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("harvester.coordination.fetcher.clock_s", lambda: now[0])
-    scene = Scene(out_of_range="latest")
-    scene.begin(ONE, last_offset=100)
-    scene.follow()
-    scene.data.bounds = (0, 90)
-    scene.fetcher._displaced[ONE] = now[0]
+    scene, now = ended_below_its_position(monkeypatch)
     scene.follow()
     now[0] += 0.9
     scene.data.bounds = (0, 140)
