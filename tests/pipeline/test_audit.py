@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from harvester.errors import BrokerUnavailable, DatabaseUnavailable, ExitCode, SchemaError
 from harvester.origin import HEADER
 from harvester.pipeline import streaming
-from harvester.pipeline.audit import checks, inputs, sequences
+from harvester.pipeline.audit import checks, inputs
 from harvester.pipeline.audit.inputs import half_written, topic_bounds
 from harvester.pipeline.audit.job import AuditSettings, collect_findings, run
 from harvester.pipeline.audit.report import AuditReport, FindingGroup
@@ -236,16 +236,16 @@ def test_a_loss_has_no_room_for_more_than_it_had(spark: SparkSession, tmp_path: 
     marked = checks.marked(records).localCheckpoint()
     scope = checks.AuditScope(("orders",))
     found = checks.found(checks.archived(past, scope), marked).localCheckpoint()
-    numbers = sequences.numbers(marked, sequences.given_up(past, records))
-    last = sequences.last_streams(checks.streams(marked))
-    gaps = sequences.gaps(numbers, last, None, None).localCheckpoint()
+    numbers = checks.numbers(marked, checks.given_up(past, records))
+    last = checks.last_streams(checks.streams(marked))
+    gaps = checks.gaps(numbers, last, None, None).localCheckpoint()
 
     def judged(*losses: tuple[int, int | None]) -> list[tuple[str, str, int, list[int | None]]]:
         note(spark, root, "orders", *losses)
         noted = inputs.lake_notes(spark, root, records, None).losses
         assert len(noted) == len(losses)
         missing = checks.lost(found, replace(scope, losses=noted))
-        return listed(collect_findings(missing.unionByName(sequences.open_gaps(gaps, Severity.VIOLATION, noted))))
+        return listed(collect_findings(missing.unionByName(checks.open_gaps(gaps, Severity.VIOLATION, noted))))
 
     assert ("accepted loss", "accepted", 5, [25, 26, 27, 28, None]) in judged((25, 29))
     for others in ([(25, 28)], [(5, 10)], [(25, 28), (5, 10)]):

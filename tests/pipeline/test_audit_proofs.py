@@ -19,10 +19,9 @@ from harvester.origin import HEADER
 from harvester.pipeline import streaming
 from harvester.pipeline.audit import proof
 from harvester.pipeline.audit.job import AuditSettings
-from harvester.pipeline.audit.proof import verdict_of
+from harvester.pipeline.audit.proof import NOTHING, BucketSums, unequal, verdict_of, with_contents
 from harvester.pipeline.audit.report import AuditReport, FindingGroup
 from harvester.pipeline.audit.schemas import AuditVerdict, FindingKind, Severity
-from harvester.pipeline.audit.sums import NOTHING, BucketSums, unequal, with_contents
 from harvester.pipeline.errors import InputMissing
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake.batch import LakeBatch

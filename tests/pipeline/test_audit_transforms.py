@@ -14,11 +14,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester.delivery import partitioner
 from harvester.origin import decode
 from harvester.pipeline.audit import checks
-from harvester.pipeline.audit import sequences as audit_sequences
 from harvester.pipeline.audit import skew as audit_skew
+from harvester.pipeline.audit.checks import SequenceHole
 from harvester.pipeline.audit.job import collect_findings, collect_hot_keys, collect_latency, collect_streams
 from harvester.pipeline.audit.schemas import FINDINGS, MARKED, RECORDS, FindingKind, Severity
-from harvester.pipeline.audit.sequences import SequenceHole
 from harvester.pipeline.audit.skew import murmur2
 from harvester.verify import sequences as plain
 from tests.support.audits import A, Sent, at, history, numbered, records
@@ -120,9 +119,9 @@ def test_numbers_are_judged_as_verify_judges_them(
         ]  # fmt: skip
     frame = records(spark, sent)
     kept = checks.marked(frame)
-    numbers = audit_sequences.numbers(kept, audit_sequences.given_up(history(spark, *past), frame))
-    last = audit_sequences.last_streams(checks.streams(kept))
-    gaps = audit_sequences.gaps(numbers, last, None, None)
+    numbers = checks.numbers(kept, checks.given_up(history(spark, *past), frame))
+    last = checks.last_streams(checks.streams(kept))
+    gaps = checks.gaps(numbers, last, None, None)
     size = F.sum(F.col("last") - F.col("first") + 1).alias("size")
     counted = (
         gaps.groupBy("hole")
@@ -147,9 +146,9 @@ def test_a_gap_is_told_with_the_record_that_comes_next(spark: SparkSession) -> N
     ]  # fmt: skip
     frame = records(spark, sent, "notices")
     kept = checks.marked(frame)
-    numbers = audit_sequences.numbers(kept, audit_sequences.given_up(history(spark), frame)).persist()
-    last = audit_sequences.last_streams(checks.streams(kept))
-    gaps = audit_sequences.gaps(numbers, last, None, at(60)).persist()
+    numbers = checks.numbers(kept, checks.given_up(history(spark), frame)).persist()
+    last = checks.last_streams(checks.streams(kept))
+    gaps = checks.gaps(numbers, last, None, at(60)).persist()
     assert_rows(
         gaps,
         [
@@ -159,7 +158,7 @@ def test_a_gap_is_told_with_the_record_that_comes_next(spark: SparkSession) -> N
             {"lane": 1, "first": 1, "last": 1, "hole": SequenceHole.OPEN.value},
         ],
     )
-    findings = audit_sequences.open_gaps(gaps, Severity.VIOLATION).unionByName(audit_sequences.clashes(numbers))
+    findings = checks.open_gaps(gaps, Severity.VIOLATION).unionByName(checks.clashes(numbers))
     assert_same_columns(findings, FINDINGS)
     assert_rows(
         findings,
@@ -171,7 +170,7 @@ def test_a_gap_is_told_with_the_record_that_comes_next(spark: SparkSession) -> N
         ],
     )  # fmt: skip
     # What retention removed is no gap: the first record that is whole is that of number 3.
-    edges = audit_sequences.gaps(numbers, last, at(1), at(60))
+    edges = checks.gaps(numbers, last, at(1), at(60))
     assert_rows(
         edges.where("hole = 'at the edge of what was read'"), [{"lane": 0, "first": 2}, {"lane": 1, "first": 1}]
     )

@@ -19,9 +19,8 @@ from harvester.pipeline.errors import InputMissing, RegistryUnavailable, TableMi
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch
-from harvester.pipeline.lake.typed import Schemas, TypedValues, first_columns
+from harvester.pipeline.lake.typed import SchemaRegistry, Schemas, TypedValues, first_columns
 from harvester.pipeline.origin_columns import bronze_columns
-from harvester.pipeline.registry import SchemaRegistry
 from harvester.pipeline.schemas import Addition
 from harvester.pipeline.session import DELTA, FORMAT, ICEBERG
 from harvester.serializers.registry import avro, json_schema, protobuf

@@ -247,7 +247,7 @@ def views(
         raise typer.BadParameter("is neither the number of a batch nor `latest`", param_hint="--as-of")
     with job.spark("views", format_=format_) as spark:
         from harvester.pipeline.formats import open_store
-        from harvester.pipeline.lake.views import queries
+        from harvester.pipeline.lake.job import queries
         from harvester.pipeline.session import clear_errors
 
         with clear_errors("the views"):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from harvester.config import Config
-    from harvester.pipeline.registry import SchemaRegistry
+    from harvester.pipeline.lake.typed import SchemaRegistry
 
 
 def absolute(path: str) -> str:
@@ -145,7 +145,7 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
 def schema_registry(given: list[str] | None) -> SchemaRegistry:
     """The registry with the options of --registry, whose values may refer to environment variables."""
     from harvester.config.load import interpolate_table
-    from harvester.pipeline.registry import SchemaRegistry
+    from harvester.pipeline.lake.typed import SchemaRegistry
 
     named, problems = interpolate_table(pairs(given, "--registry"), os.environ)
     if problems:

@@ -23,7 +23,7 @@ from harvester.errors import ExitCode
 from harvester.origin import HEADER
 from harvester.outbox.tables import OutboxTable
 from harvester.pipeline import tables
-from harvester.pipeline.audit import checks, inputs, sequences, skew
+from harvester.pipeline.audit import checks, inputs, skew
 from harvester.pipeline.audit.checks import ProducerStream
 from harvester.pipeline.audit.inputs import history_facts, query, read_history, read_so_far, whole_since
 from harvester.pipeline.audit.report import (
@@ -158,12 +158,12 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         marked = keep(checks.marked(records, notes.anew), kept)
         streams = collect_streams(checks.streams(marked))
         progress(f"{len(streams):,} producers; comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
-        given_up = sequences.given_up(past.frame, records)
+        given_up = checks.given_up(past.frame, records)
         if settings.lake is not None and (erased := inputs.erased(spark, settings.lake)) is not None:
             given_up = given_up.unionByName(erased).distinct()
-        numbers = sequences.numbers(marked, given_up)
-        last = sequences.last_streams(checks.streams(marked))
-        gaps = keep(sequences.gaps(numbers, last, whole, _earlier(past.read_at, latest)), kept)
+        numbers = checks.numbers(marked, given_up)
+        last = checks.last_streams(checks.streams(marked))
+        gaps = keep(checks.gaps(numbers, last, whole, _earlier(past.read_at, latest)), kept)
         found = keep(checks.found(checks.archived(past.frame, bounds), marked), kept)
         tallies = collect_tallies(
             checks.of_holes(gaps),
@@ -173,15 +173,15 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         )
         progress("looking for lost, repeated, misordered and missing records")
         # The records waiting in the outbox may have these numbers.
-        waiting = tallies.get(sequences.SequenceHole.OPEN, 0) <= tallies[checks.PENDING]
+        waiting = tallies.get(checks.SequenceHole.OPEN, 0) <= tallies[checks.PENDING]
         places = keep(skew.places(marked), kept)
         parts = [
             checks.lost(found, bounds),
             checks.findings(
                 marked, repeats=_severity(settings.once), swaps=_severity(settings.serial_keys), anew=notes.anew
             ),
-            sequences.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting)), notes.losses),
-            sequences.clashes(numbers),
+            checks.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting)), notes.losses),
+            checks.clashes(numbers),
             checks.scattered(places),
         ]
         if past.read_at is not None:
@@ -253,7 +253,7 @@ def figures(quarantined: int, tallies: Mapping[str, int], found: tuple[FindingGr
         **{name: tallies[name] for name in checks.NAMES},
         "quarantined": quarantined,
         **{kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in FindingKind},
-        **{f"numbers_{hole.name.lower()}": tallies.get(hole, 0) for hole in sequences.SequenceHole},
+        **{f"numbers_{hole.name.lower()}": tallies.get(hole, 0) for hole in checks.SequenceHole},
     }
 
 

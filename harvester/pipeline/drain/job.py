@@ -40,8 +40,7 @@ from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_loan import Borrower, Loan, Patience
 from harvester.pipeline.drain import slices as drain_slice
 from harvester.pipeline.drain.slices import DrainRules, Stamp, TopicLimits, check, is_doubtful, times, why_poison
-from harvester.pipeline.drain.snapshot import SliceRows, Snapshot
-from harvester.pipeline.drain.write import SliceWriter, Topics
+from harvester.pipeline.drain.write import SliceRows, SliceWriter, Snapshot, Topics
 from harvester.pipeline.errors import PipelineError
 from harvester.record import RowVersions
 from harvester.relay.at_least_once import RESERVED

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from harvester.pipeline import lake
 from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.lake.messages import columns_of, file_set, reader
-from harvester.pipeline.lake.typed import type_of
-from harvester.pipeline.registry import WrittenSchema
+from harvester.pipeline.lake.typed import WrittenSchema, type_of
 from tests.support.shop import Shop
 
 SHOP = Shop()
