@@ -38,6 +38,7 @@ from harvester_cli import (
     verify,
     watch,
 )
+from harvester_cli.output import discard
 from harvester_cli.pipeline import commands
 
 
@@ -88,12 +89,12 @@ class _Commands(TyperGroup):
                 if sys.stdout is not None:  # it may be closed
                     sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # there is nobody to say anything to
+            discard(sys.stdout)
             sys.exit(141)
         except OSError as error:
             if error.errno not in _UNWRITABLE or error.filename is not None:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard(sys.stdout)
             print(f"harvester: standard output cannot be written: {error.strerror}", file=sys.stderr)
             sys.exit(1)
 

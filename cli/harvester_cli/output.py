@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
@@ -81,3 +81,10 @@ def connected(settings: Config, command: str) -> closing[Connection]:
     from harvester.outbox.connection import connect
 
     return closing(connect(settings.dsn, application_name=f"harvester {command}"))
+
+
+def discard(stream: TextIO) -> None:
+    """Discard what is left in the buffer; otherwise its flush at exit would turn a good exit code into 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -11,10 +11,10 @@ import logging
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -25,64 +25,17 @@ from harvester.coordination.core.partition_buffer import PartitionBuffer, resume
 from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import Blocked, Event, OutOfRange, Unblocked
 from harvester.coordination.log import Standstill
-from harvester.coordination.offsets import GroupOffsets
+from harvester.coordination.offsets import GroupOffsets, Inquiry, Question
 from harvester.coordination.session import Change, Session
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 
-T = TypeVar("T")
 _LOGGER = logging.getLogger("harvester.coordination")
-_LONGEST_CALL_S = 8.0
 _END_KNOWN_S = 1.0  # within which a new leader knows the end of its partition
 # The client reports these at every fetch, and goes no further; or it passes the records over.
 _UNREADABLE = frozenset({
     KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED, KafkaError.MSG_SIZE_TOO_LARGE,
 })  # fmt: skip
-
-
-class Question(Generic[T]):
-    """A request to the brokers, one at a time. Belongs to one thread; `ask` is called on another."""
-
-    def __init__(self, ask: Callable[[Collection[GroupPartition]], T]) -> None:
-        self._ask = ask
-        self._future: Future[T] | None = None
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._future is not None
-
-    def put(self, places: Collection[GroupPartition]) -> None:
-        self._future = Future()
-        self._thread = threading.Thread(target=_answer, args=(self._future, self._ask, places), daemon=True)
-        self._thread.start()
-
-    def take(self) -> T | None:
-        """The answer, once; None if there is none now. Raises what `ask` raised."""
-        if self._future is None or not self._future.done():
-            return None
-        future, self._future = self._future, None
-        try:
-            return future.result()
-        finally:
-            del future  # otherwise an error's traceback would keep the client alive
-
-    def close(self) -> None:
-        """Wait a while for the answer to the last request; until then the client in use stays alive."""
-        if self._thread is not None:
-            self._thread.join(_LONGEST_CALL_S)
-        self._future = None
-
-
-def _answer(
-    future: Future[T], ask: Callable[[Collection[GroupPartition]], T], places: Collection[GroupPartition]
-) -> None:
-    try:
-        future.set_result(ask(places))
-    except Exception as error:  # noqa: BLE001 - the top frame of this thread; `take` raises it
-        future.set_exception(error)
-    finally:
-        del future
 
 
 _LEAST_S = 5.0
@@ -131,51 +84,6 @@ class Stalls:
             return {}
 
 
-Committed = dict[GroupPartition, int | None]  # the next offset; None if the group has none
-
-
-class Inquiry:
-    """Asks Kafka for the group's offsets on behalf of new claims: only they wait while the group coordinator is slow.
-
-    One request for all of them at a time. If it gets no answer, the next one is sent `again_s` later.
-    """
-
-    def __init__(self, ask: Callable[[Collection[GroupPartition]], Committed], again_s: float) -> None:
-        self.question, self._again_s = Question(ask), again_s
-        self._answers: dict[PartitionBuffer, int | None] = {}  # by claim: an older claim's would be out of date
-        self._asked: list[PartitionBuffer] = []
-        self._ask_at = 0.0
-        self._waits = False  # whether the wait for an answer was logged
-
-    def look(self, begun: Iterable[PartitionBuffer]) -> dict[PartitionBuffer, int | None]:
-        """The answers for these claims so far; asks for the others. Raises BrokerError if there never will be one."""
-        self._take()
-        wanted = list(begun)
-        self._answers = {buffer: self._answers[buffer] for buffer in wanted if buffer in self._answers}
-        if not self.question.is_open and len(self._answers) < len(wanted) and clock_s() >= self._ask_at:
-            self._asked = [buffer for buffer in wanted if buffer not in self._answers]
-            self.question.put([buffer.place for buffer in self._asked])
-        return self._answers
-
-    def _take(self) -> None:
-        try:
-            committed = self.question.take()
-        except BrokerUnavailable as error:
-            self._ask_at = clock_s() + self._again_s
-            if not self._waits:
-                _LOGGER.warning("claims wait until the group's offsets are known: %s", error)
-            self._waits = True
-            return
-        if committed is None:
-            return
-        if committed and self._waits:
-            _LOGGER.warning("the group's offsets are known again")
-            self._waits = False
-        self._answers |= {buffer: committed[buffer.place] for buffer in self._asked if buffer.place in committed}
-        if len(committed) < len(self._asked):
-            self._ask_at = clock_s() + self._again_s
-
-
 _CALL_S = 5.0
 _PATIENCE_S, _LONGER_PATIENCE_S = 8.0, 30.0
 _POLL_S = 0.002
@@ -203,6 +111,14 @@ def connect(settings: ConsumerSettings) -> Consumer:
     )
 
 
+@dataclass(slots=True)
+class _Displaced:
+    """A partition whose position does not exist. `lowest_end`: of all ends below the position that were seen."""
+
+    since: float
+    lowest_end: float = math.inf
+
+
 class Fetcher:
     """Assigns held partitions to a client, and puts arriving records into the session's buffers."""
 
@@ -221,8 +137,7 @@ class Fetcher:
         self._assigned: set[GroupPartition] = set()
         self._pauses: set[tuple[str | None, int | None]] = set()
         self._crowded: set[GroupPartition] = set()  # enough of their records wait, and there is no room for more
-        self._displaced: dict[GroupPartition, float] = {}  # their position does not exist; since when
-        self._ends: dict[GroupPartition, int] = {}  # the lowest end of those that ended below their position
+        self._displaced: dict[GroupPartition, _Displaced] = {}
         self._untold = set[GroupPartition]()  # claimed and ended before anyone was notified
         self._stalls = Stalls(offsets.ends, settings.heartbeat_interval_s)
         self._emptied = False  # the client had no more records at some time since the last check for stalls
@@ -290,9 +205,9 @@ class Fetcher:
             changes.extendleft(reversed(waiting))
             if changed:
                 self._pace()
-        for place, since in tuple(self._displaced.items()):
+        for place, displaced in tuple(self._displaced.items()):
             if place in self._displaced:  # the application may have paused it
-                yield from self._replace(place, since)
+                yield from self._replace(place, displaced)
         with self._session.lock:
             blocks = self._blocks(clock_s())
         yield from blocks
@@ -367,12 +282,11 @@ class Fetcher:
             buffer.begin(committed.get(buffer))
         return True
 
-    def _replace(self, place: GroupPartition, since: float) -> Iterator[Event]:
+    def _replace(self, place: GroupPartition, displaced: _Displaced) -> Iterator[Event]:
         """The client found no record at a place's position."""
         buffer = self._session.buffer.get(place)
         if buffer is None or place not in self._assigned:
             del self._displaced[place]
-            self._ends.pop(place, None)
             return
         try:
             first, end = self._data.get_watermark_offsets(_partition(place), _CALL_S)
@@ -381,14 +295,13 @@ class Fetcher:
         offset = buffer.next_offset
         resumed_at = resume(offset, first, end, self._settings.out_of_range)
         if offset > end:
-            self._ends[place] = min(end, self._ends.get(place, end))
-            if clock_s() < since + 2 * self._settings.heartbeat_interval_s:
+            displaced.lowest_end = min(end, displaced.lowest_end)
+            if clock_s() < displaced.since + 2 * self._settings.heartbeat_interval_s:
                 return  # a new leader may not know its end yet
-        elif place in self._ends and clock_s() > since + _END_KNOWN_S:
+        elif displaced.lowest_end < offset and clock_s() > displaced.since + _END_KNOWN_S:
             # It was below our position for too long: what has come since are other records.
-            resumed_at, end = None, self._ends[place]
+            resumed_at, end = None, int(displaced.lowest_end)
         del self._displaced[place]
-        self._ends.pop(place, None)
         if resumed_at is None:
             self._session.fail(OffsetOutOfRange(place.topic, place.partition, offset=offset, first=first, end=end))
         if resumed_at != offset:
@@ -417,7 +330,6 @@ class Fetcher:
     def _unassign(self, places: Collection[GroupPartition]) -> None:
         for place in places:
             self._displaced.pop(place, None)
-            self._ends.pop(place, None)
         self._assigned.difference_update(places)
         self._data.incremental_unassign(list(map(_partition, places)))
 
@@ -602,7 +514,8 @@ class Fetcher:
                 )
             )
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-            self._displaced[GroupPartition(self._settings.group, message.topic(), message.partition())] = clock_s()
+            place = GroupPartition(self._settings.group, message.topic(), message.partition())
+            self._displaced.setdefault(place, _Displaced(clock_s()))
         elif not passes(error) or error.code() in _UNREADABLE:
             self._session.fail(BrokerError(f"{message.topic()}[{message.partition()}]: {error.str()}"))
 

@@ -1,5 +1,6 @@
 """Reads and writes Kafka's own group offsets: for tools, and to find where a group stood before it coordinated.
-Thin.
+
+Thin. `Inquiry` asks for them on behalf of new claims, so that the consumer's thread does not wait for an answer.
 """
 
 from __future__ import annotations
@@ -7,19 +8,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from harvester.bounds import passes, refresh
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
+from harvester.coordination.core.partition_buffer import PartitionBuffer
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 
+T = TypeVar("T")
 _LOGGER = logging.getLogger("harvester.coordination")
 _CALL_S = 5.0
+_LONGEST_CALL_S = 8.0
 _LAST_S = 2.0
 _POLL_S = 0.002
 _TURN_S = 0.5
@@ -187,3 +192,93 @@ def _let_go(writer: _Writer) -> threading.Thread:
     thread = threading.Thread(target=writer.wait, name="group-offsets", daemon=True)
     thread.start()
     return thread
+
+
+class Question(Generic[T]):
+    """A request to the brokers, one at a time. Belongs to one thread; `ask` is called on another."""
+
+    def __init__(self, ask: Callable[[Collection[GroupPartition]], T]) -> None:
+        self._ask = ask
+        self._future: Future[T] | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._future is not None
+
+    def put(self, places: Collection[GroupPartition]) -> None:
+        self._future = Future()
+        self._thread = threading.Thread(target=_answer, args=(self._future, self._ask, places), daemon=True)
+        self._thread.start()
+
+    def take(self) -> T | None:
+        """The answer, once; None if there is none now. Raises what `ask` raised."""
+        if self._future is None or not self._future.done():
+            return None
+        future, self._future = self._future, None
+        try:
+            return future.result()
+        finally:
+            del future  # otherwise an error's traceback would keep the client alive
+
+    def close(self) -> None:
+        """Wait a while for the answer to the last request; until then the client in use stays alive."""
+        if self._thread is not None:
+            self._thread.join(_LONGEST_CALL_S)
+        self._future = None
+
+
+def _answer(
+    future: Future[T], ask: Callable[[Collection[GroupPartition]], T], places: Collection[GroupPartition]
+) -> None:
+    try:
+        future.set_result(ask(places))
+    except Exception as error:  # noqa: BLE001 - the top frame of this thread; `take` raises it
+        future.set_exception(error)
+    finally:
+        del future
+
+
+Committed = dict[GroupPartition, int | None]  # the next offset; None if the group has none
+
+
+class Inquiry:
+    """Asks Kafka for the group's offsets on behalf of new claims: only they wait while the group coordinator is slow.
+
+    One request for all of them at a time. If it gets no answer, the next one is sent `again_s` later.
+    """
+
+    def __init__(self, ask: Callable[[Collection[GroupPartition]], Committed], again_s: float) -> None:
+        self.question, self._again_s = Question(ask), again_s
+        self._answers: dict[PartitionBuffer, int | None] = {}  # by claim: an older claim's would be out of date
+        self._asked: list[PartitionBuffer] = []
+        self._ask_at = 0.0
+        self._waits = False  # whether the wait for an answer was logged
+
+    def look(self, begun: Iterable[PartitionBuffer]) -> dict[PartitionBuffer, int | None]:
+        """The answers for these claims so far; asks for the others. Raises BrokerError if there never will be one."""
+        self._take()
+        wanted = list(begun)
+        self._answers = {buffer: self._answers[buffer] for buffer in wanted if buffer in self._answers}
+        if not self.question.is_open and len(self._answers) < len(wanted) and clock_s() >= self._ask_at:
+            self._asked = [buffer for buffer in wanted if buffer not in self._answers]
+            self.question.put([buffer.place for buffer in self._asked])
+        return self._answers
+
+    def _take(self) -> None:
+        try:
+            committed = self.question.take()
+        except BrokerUnavailable as error:
+            self._ask_at = clock_s() + self._again_s
+            if not self._waits:
+                _LOGGER.warning("claims wait until the group's offsets are known: %s", error)
+            self._waits = True
+            return
+        if committed is None:
+            return
+        if committed and self._waits:
+            _LOGGER.warning("the group's offsets are known again")
+            self._waits = False
+        self._answers |= {buffer: committed[buffer.place] for buffer in self._asked if buffer.place in committed}
+        if len(committed) < len(self._asked):
+            self._ask_at = clock_s() + self._again_s

@@ -90,7 +90,7 @@ def test_a_question_that_failed_leaves_no_client(taken: bool) -> None:
     done = run(f"""
 from harvester import ConsumerSettings
 from harvester.coordination.core.messages import GroupPartition
-from harvester.coordination.fetcher import Question
+from harvester.coordination.offsets import Question
 from harvester.coordination.offsets import GroupOffsets
 from harvester.errors import BrokerUnavailable
 

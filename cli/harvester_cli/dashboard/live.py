@@ -25,7 +25,7 @@ from harvester_cli.dashboard.figures import one_line
 from harvester_cli.dashboard.lines import in_ascii
 from harvester_cli.dashboard.render import OffScreenOutput, render
 from harvester_cli.dashboard.terminal import KeptOutput
-from harvester_cli.output import is_ascii
+from harvester_cli.output import discard, is_ascii
 
 
 def status_line(status: Status) -> str:
@@ -93,19 +93,12 @@ def run_lines(show: Callable[[], None], out: TextIO, *, every_s: float, until: t
         try:
             show()
         except OSError:
-            _discard(out)
+            discard(out)
             until.wait()
             return
         if stopped:
             return
         until.wait(every_s)
-
-
-def _discard(stream: TextIO) -> None:
-    """Discard what is left in the buffer; otherwise its flush at exit would turn a good exit code into 120."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def _backlog(backlog: Backlog | None) -> dict[str, object]:

@@ -69,8 +69,10 @@ def _side(kind: HeaderKind, headers: str, side: str, parity: int, otherwise: str
 
 
 def _unreadable(headers: str) -> str:
-    """Whether a json document, whose escapes PostgreSQL does not check, has one that stands for no character of the
-    database: a zero, half of a surrogate pair, or, in an encoding other than UTF-8, anything but ASCII.
+    """SQL that is true if a json document has an escape that stands for no character of the database.
+
+    PostgreSQL does not check the escapes of json. Such are a zero, half of a surrogate pair, and in an encoding other
+    than UTF-8 anything but ASCII.
     """
     text, escape = f"{headers}::text", r"\\\\u"
     pair = rf"{escape}[dD][89abAB]..{escape}[dD][c-fC-F].."

@@ -163,7 +163,7 @@ class FlowControl:
 
     @property
     def _most_rows(self) -> int:
-        """How many rows may be unsettled: as set, or as many as there is memory for."""
+        """The number of rows that may be unsettled: the configured one, or what memory holds if that is less."""
         return self.expected.bound(self._ledger.bounds.unsettled)
 
     def free(self) -> tuple[int, int]:

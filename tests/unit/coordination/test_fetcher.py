@@ -16,7 +16,7 @@ from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
 from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import Claimed, Event, Lost, OutOfRange, Released
-from harvester.coordination.fetcher import Fetcher
+from harvester.coordination.fetcher import Fetcher, _Displaced
 from harvester.coordination.session import Change, Session
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
@@ -324,7 +324,7 @@ def test_where_a_claim_goes_on_at_the_end_is_where_its_successor_begins() -> Non
     scene.begin(ONE, last_offset=100)
     scene.follow()
     scene.data.bounds = (500, 600)
-    scene.fetcher._displaced[ONE] = clock_s()
+    scene.fetcher._displaced[ONE] = _Displaced(clock_s())
     assert scene.follow()[-1] == OutOfRange("t", 0, 101, 500, 600, 600)
     assert scene.data.assigned == {0: 600}
     assert scene.session.processed() == {ONE: 599}
@@ -338,7 +338,7 @@ def test_who_hears_of_a_missing_position_may_pause_the_partition() -> None:
         scene.begin(place, last_offset=100)
     scene.follow()
     scene.data.bounds = (500, 600)
-    scene.fetcher._displaced |= dict.fromkeys((ONE, TWO), clock_s() - 60)
+    scene.fetcher._displaced |= {place: _Displaced(clock_s() - 60) for place in (ONE, TWO)}
     told = []
     for event in scene.fetcher.follow():
         told.append(event)
@@ -397,7 +397,7 @@ def ended_below_its_position(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, li
     scene.begin(ONE, last_offset=100)
     scene.follow()
     scene.data.bounds = (0, 90)
-    scene.fetcher._displaced[ONE] = now[0]
+    scene.fetcher._displaced[ONE] = _Displaced(now[0])
     return scene, now
 
 
