@@ -33,6 +33,7 @@ from harvester.pipeline.streaming import Plan
 from tests.conftest import MakeTopic
 from tests.support.audits import Scene, Sent, at, audit_command, history, numbered
 from tests.support.lakes import make_lake
+from tests.support.longs import long
 from tests.support.outboxes import poor_role
 from tests.support.servers import Servers
 from tests.support.sparks import kafka_rows
@@ -174,6 +175,7 @@ def lake_of(spark: SparkSession, root: Path, sent: list[Sent]) -> str:
     return make_lake(spark, root, [one.row() for one in sent])
 
 
+@long
 def test_a_range_of_a_lake_without_a_history(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +225,7 @@ def test_a_loss_that_a_lake_was_allowed_to_go_on_without_is_accepted_as_far_as_i
     assert audited((25, 29), (36, None)).answer() == "No guarantee was broken; 7 accepted losses."
 
 
+@long
 def test_a_loss_has_no_room_for_more_than_it_had(spark: SparkSession, tmp_path: Path) -> None:
     """Offsets of less than what is missing there, those of another time, and both: their rooms do not add up."""
     sent = numbered(replace(one, partition=0, lane=0, seconds=300 * one.seconds) for one in clean())
@@ -260,7 +263,7 @@ def note(spark: SparkSession, root: str, topic: str, *losses: tuple[int, int | N
     rows.write.format("delta").mode("overwrite").save(f"{root}/losses")
 
 
-@pytest.mark.parametrize("whole", [20, 0])
+@pytest.mark.parametrize("whole", [pytest.param(20, marks=long), 0])
 def test_a_batch_that_is_half_written_is_not_judged(
     scene: Scene, spark: SparkSession, tmp_path: Path, whole: int
 ) -> None:
@@ -312,6 +315,7 @@ def test_what_was_sent_as_a_lake_ended_is_neither_lost_nor_a_gap(
     assert (report.figures["delivered"], report.figures["numbers_recent"]) == (39 - 1, 1)
 
 
+@long
 def test_what_a_lake_has_not_read_yet_is_only_suspect(
     scene: Scene, spark: SparkSession, tmp_path: Path, make_topic: MakeTopic
 ) -> None:

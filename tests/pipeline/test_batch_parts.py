@@ -127,7 +127,7 @@ def writer(spark: SparkSession, root: str, left: set[str]) -> Callable[..., None
 
 
 @pytest.mark.parametrize(
-    "place", ["lake.silver", "lake.ids", pytest.param("lake.repeats", marks=long), pytest.param(None, marks=long)]
+    "place", ["lake.silver", *(pytest.param(other, marks=long) for other in ("lake.ids", "lake.repeats", None))]
 )
 def test_a_repeat_that_a_given_up_batch_has_left_alone_is_decided_anew(
     spark: SparkSession, tmp_path: Path, place: str | None

@@ -106,7 +106,7 @@ def test_what_may_be_a_schema_is_no_path_before_spark_has_been_asked(given: str,
     assert place(given) == (found or str(Path(given).absolute()))
 
 
-@pytest.mark.parametrize("lake", places("delta schema"), indirect=True)
+@pytest.mark.parametrize("lake", places("iceberg schema"), indirect=True)
 def test_a_lake_over_several_runs(lake: LakeAt, writer: Writer, make_topic: MakeTopic) -> None:
     topic, other, oracle = make_topic(2, KEPT), make_topic(1, KEPT), Oracle()
     first = writer.send(topic, FIRST)
@@ -174,7 +174,7 @@ class InterruptedBatch(LakeBatch):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("lake", places("iceberg schema"), indirect=True)
+@pytest.mark.parametrize("lake", places(), indirect=True)
 def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been(
     lake: LakeAt, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import DAY_US, KEPT, SENT_MS, A, B, Sent, Writer
 from tests.support.interruptions import Interrupter
 from tests.support.lakes import Lake, Oracle, assert_same, moment_ms
+from tests.support.longs import long
 from tests.support.sparks import compiled
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been
     assert len(lake.rows(f"json/{topic}")) == len(oracle.silver) - 1  # but for the value that does not fit
 
 
+@long
 def test_a_lake_of_an_earlier_version_is_rebuilt_and_goes_on(lake: Lake, writer: Writer, make_topic: MakeTopic) -> None:
     topic, oracle = make_topic(2, KEPT), Oracle()
     payloads = {topic: from_ddl("n INT")}

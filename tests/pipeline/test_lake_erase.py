@@ -30,6 +30,7 @@ from harvester.pipeline.replay.plan import Destination, ReplayRequest, Selection
 from tests.support.audits import Scene
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake, Oracle
+from tests.support.longs import long
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -186,6 +187,7 @@ def test_an_erased_key_leaves_nothing_but_a_certificate(
     lake.assert_holds(oracle)
 
 
+@long
 def test_a_key_is_erased_from_all_topics_and_what_the_archive_lists_on_is_not_taken_for_lost(
     spark: SparkSession, servers: Servers, database: str, make_topic: MakeTopic, tmp_path: Path, command: Command
 ) -> None:

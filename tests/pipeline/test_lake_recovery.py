@@ -162,11 +162,11 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut_off_before(*others: str | None) -> list[Any]:
-    """A batch may be cut off before each of these, and the `others`.
+    """A batch may be cut off before silver, and nightly before each of these.
 
     What it has written then, the next one is given by hand in test_batch_parts, every day for each of them.
     """
-    return ["lake.silver", *others, *(pytest.param(one, marks=long) for one in ("lake.repeats", "lake.json"))]
+    return ["lake.silver", *(pytest.param(one, marks=long) for one in (*others, "lake.repeats", "lake.json"))]
 
 
 def records(first: int, last: int, partition: int = 0) -> list[Sent]:
@@ -298,7 +298,7 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
 
 
 @pytest.mark.usefixtures("hooked")
-@pytest.mark.parametrize("interrupted", [*cut_off_before(None), pytest.param("lake.end", marks=long)])
+@pytest.mark.parametrize("interrupted", cut_off_before(None, "lake.end"))
 def test_a_lost_checkpoint_is_made_anew_from_the_tables(
     lake: Lake, writer: Writer, make_topic: MakeTopic, interrupted: str | None
 ) -> None:
@@ -361,6 +361,7 @@ def test_a_checkpoint_that_is_older_than_its_tables_is_refused(
     lake.assert_holds(oracle)
 
 
+@long
 def test_an_adopted_lake_gives_no_number_again_that_counts_as_folded(
     lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +384,7 @@ def test_an_adopted_lake_gives_no_number_again_that_counts_as_folded(
     assert any("erase them again" in line for line in told)
 
 
+@long
 def test_who_names_a_topic_again_is_told_that_erased_records_come_back(
     lake: Lake, writer: Writer, make_topic: MakeTopic
 ) -> None:
@@ -405,6 +407,7 @@ def make_anew(admin: AdminClient, topic: str) -> None:
     admin.create_topics([NewTopic(topic, 1, 1, config=KEPT)])[topic].result(30)
 
 
+@long
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning_once(
     lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic
 ) -> None:

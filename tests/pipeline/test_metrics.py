@@ -225,6 +225,7 @@ def test_repeats_that_a_batch_of_the_lake_writes_later_are_counted(
     assert_counted(spark, lake)
 
 
+@long
 def test_other_settings_count_everything_again(spark: SparkSession, tmp_path: Path) -> None:
     lake = Written(spark, tmp_path / "lake")
     lake.write(sent(1, 0), sent(2, 0.75), sent(3, 1440, topic="payments"))
