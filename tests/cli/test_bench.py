@@ -129,7 +129,7 @@ def test_each_scenario_gives_its_figures(
 def test_the_groups_are_all_scenarios_of_our_own() -> None:
     """A scenario that is added has to be tried here, too; those that take other software or long are not."""
     tried = {name for group in GROUPS.values() for name in group}
-    assert find().keys() - tried == {"resume", "peers", "consumer-peers", "pipeline", "pipeline-growth"}
+    assert find().keys() - tried == {"resume", "peers", "consumer-peers", "pipeline", "pipeline-growth", "audit"}
 
 
 def test_repeats_of_a_peer_are_counted_and_end_nothing(servers: Servers, make_topic: MakeTopic) -> None:

@@ -144,8 +144,10 @@ def damaged(sent: list[Sent]) -> list[Sent]:
 
 
 def test_each_planted_defect_is_found_and_nothing_else(
-    scene: Scene, in_process: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+    scene: Scene, in_process: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(inputs, "_IDS_A_SESSION", 5)  # so that several sessions read the history
     sent = scene.own(clean())
     scene.deliver(damaged(sent))
     scene.archive(sent)

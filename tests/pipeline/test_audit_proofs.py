@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harvester.claim_check import reference
 from harvester.errors import ExitCode, SchemaError
@@ -114,8 +117,10 @@ def found(report: dict[str, Any]) -> list[tuple[str, str, list[int]]]:
 
 
 def test_each_planted_defect_is_found_in_what_is_new(
-    book: Book, spark: SparkSession, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+    book: Book, spark: SparkSession, command: Callable[..., int], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(proof, "_PIECE_IDS", 1)  # a query for each bucket
     large, lake = b"x" * 2000, ("--lake", book.root)
     url, digest = b"s3://bucket/orders/6000", sha256(large).hexdigest().encode()
     with pytest.raises(InputMissing, match="has no cut yet"):
@@ -216,6 +221,16 @@ def test_a_topic_that_was_just_added_is_proved_when_it_has_been_read(book: Book,
     book.archive([later])
     report, [proved] = book.prove()
     assert (report.found, proved.from_id, proved.to_id, proved.records) == ((), 1000, 5000, 4)
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(1, 2**62))
+def test_the_pieces_of_a_range_are_all_of_it_and_divide_no_bucket(first: int, size: int) -> None:
+    pieces = proof.IdRange("a", first, first + size, ()).pieces()
+    assert (pieces[0].first, pieces[-1].end) == (first, first + size)
+    assert len(pieces) <= 66
+    for one, other in pairwise(pieces):
+        assert one.first < one.end == other.first
+        assert one.end % 2**proof.BITS == 0
 
 
 def test_what_differs_for_no_reason_is_suspect() -> None:

@@ -4,7 +4,8 @@ The brokers report where topics begin and end, and whether they drop records. Of
 number of records may lie between two of them.
 
 A row moves from the outbox to the archive, or to the quarantine, in one statement. All three are also read by one
-statement, through JDBC, so every committed row is in exactly one of them.
+statement, through JDBC, so every committed row is in exactly one of them. Where there are many, a few sessions read a
+range of ids each: what holds for a row does not depend on other ids.
 """
 
 from __future__ import annotations
@@ -345,17 +346,21 @@ def manifest_of(spark: SparkSession, where: str) -> streaming.Manifest | None:
 
 
 _FETCH_ROWS = 10_000
+SESSIONS = 4
+"""With the database, at the same time: it may be the one that the application uses."""
+_IDS_A_SESSION = 250_000
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryFacts:
-    """The facts needed before the tables are read. `at`: the database's clock."""
+    """The facts needed before the tables are read. `at`: the database's clock; `ids`: the lowest and the highest."""
 
     shape: OutboxShape
     incarnation: UUID
     term: int
     has_archive: bool
     at: datetime
+    ids: tuple[int, int]
 
 
 def history_facts(dsn: str, table: OutboxTable) -> HistoryFacts:
@@ -368,9 +373,16 @@ def history_facts(dsn: str, table: OutboxTable) -> HistoryFacts:
         _check_readable(connection, [table.sql, table.quarantine, *([table.archive] if has_archive else [])])
         with database_errors(f"read {table.term}"):
             row = connection.execute(f"SELECT incarnation, term, now() FROM {table.term}").fetchone()
-    if row is None:
-        raise SchemaError(f"the table {table.term} is empty", hint=INIT_HINT)
-    return HistoryFacts(shape, row[0], row[1], has_archive, row[2].astimezone(UTC))
+        if row is None:
+            raise SchemaError(f"the table {table.term} is empty", hint=INIT_HINT)
+        places = [f"{columns.published(table, shape)} o", table.quarantine, *([table.archive] if has_archive else [])]
+        ends = " UNION ALL ".join(
+            f"SELECT min(id)::bigint AS low, max(id)::bigint AS high FROM {one}" for one in places
+        )
+        with database_errors(f"look for ids in {table}"):
+            ids = connection.execute(f"SELECT coalesce(min(low), 0), coalesce(max(high), 0) FROM ({ends}) x").fetchone()
+    assert ids is not None
+    return HistoryFacts(shape, row[0], row[1], has_archive, row[2].astimezone(UTC), ids)
 
 
 def _check_readable(connection: Connection, names: list[str]) -> None:
@@ -407,15 +419,20 @@ def query(table: OutboxTable, facts: HistoryFacts, since: datetime | None) -> st
     return " UNION ALL ".join(parts if facts.has_archive else parts[:2])
 
 
-def read_query(spark: SparkSession, jdbc: JdbcSource, statement: str) -> DataFrame:
-    """The rows of a query in PostgreSQL, lazily; read through one session."""
+def read_query(spark: SparkSession, jdbc: JdbcSource, statement: str, ids: tuple[int, int] = (0, 0)) -> DataFrame:
+    """The rows of a query in PostgreSQL, lazily. With many `ids`, each of several sessions reads a range of them."""
     options = {**jdbc.options, "dbtable": f"({statement}) AS history", "fetchsize": str(_FETCH_ROWS)}
+    low, high = ids
+    sessions = min(SESSIONS, 1 + (high - low) // _IDS_A_SESSION)
+    if sessions > 1:  # the first and the last range are open-ended
+        bounds = {"lowerBound": str(low), "upperBound": str(high), "numPartitions": str(sessions)}
+        options |= {"partitionColumn": "id", **bounds}
     return spark.read.format("jdbc").options(**options).load()
 
 
-def read_history(spark: SparkSession, jdbc: JdbcSource, statement: str) -> DataFrame:
-    """`query` → HISTORY, lazily; read through one session, and partitioned by incarnation and id."""
-    rows = read_query(spark, jdbc, statement)
+def read_history(spark: SparkSession, jdbc: JdbcSource, statement: str, ids: tuple[int, int]) -> DataFrame:
+    """`query` → HISTORY, lazily; partitioned by incarnation and id. Each of several sessions reads a range of `ids`."""
+    rows = read_query(spark, jdbc, statement, ids)
     named = rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in HISTORY))
     return named.repartition("incarnation", "id")
 

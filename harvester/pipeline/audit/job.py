@@ -235,7 +235,7 @@ def _history(
         return _Past(spark.range(0).select(*(F.lit(None).cast(one.dataType).alias(one.name) for one in HISTORY)))
     jdbc = jdbc_source(settings.dsn)
     facts = history_facts(settings.dsn, settings.table)
-    frame = keep(read_history(spark, jdbc, query(settings.table, facts, began)), kept)
+    frame = keep(read_history(spark, jdbc, query(settings.table, facts, began), facts.ids), kept)
     rows, topics, oldest = collect_history(frame)
     progress(f"{sum(rows.values()):,} rows of history read from {settings.table}")
     return _Past(frame, rows, topics, facts.has_archive, oldest, facts.at)

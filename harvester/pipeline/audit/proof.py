@@ -23,10 +23,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, reduce
+from itertools import chain, pairwise
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -69,6 +71,8 @@ from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
 
 BITS = 12
+_PIECE_IDS, _MOST_PIECES = 1 << 20, 64
+_SILENCE_S = 300.0  # of the server, while it computes the sums of a piece
 _SUMS = ("records", "bare", "names", "contents")
 _UNIT = "chr(31)"  # between headers, which rarely contain it
 # The fields of the propagators that OTEL_PROPAGATORS may name, in lower case, as literals; baggage passes unchanged.
@@ -125,6 +129,13 @@ class IdRange:
     first: int
     end: int
     topics: tuple[str, ...]
+
+    def pieces(self) -> list[IdRange]:
+        """The range in parts, each of whole buckets: small enough for one query, and not many if ids are sparse."""
+        size = max(_PIECE_IDS, -(-(self.end - self.first) // _MOST_PIECES))
+        size = -(-size >> BITS) << BITS
+        cuts = range((self.first // size + 1) * size, self.end, size)
+        return [replace(self, first=first, end=end) for first, end in pairwise([self.first, *cuts, self.end])]
 
 
 def in_archive(table: OutboxTable, ids: IdRange, current: str, buckets: Collection[int] | None = None) -> str:
@@ -368,7 +379,10 @@ class _Work:
 
     def _asked(self, query: str) -> list[Any]:
         """The rows of a query on the archive."""
-        with connect(self.dsn, application_name="harvester audit") as connection, database_errors("read the archive"):
+        with (
+            connect(self.dsn, application_name="harvester audit", silence_s=_SILENCE_S) as connection,
+            database_errors("read the archive"),
+        ):
             return execute(connection, query).fetchall()
 
     def _given(self) -> tuple[DataFrame, Collection[Place]]:
@@ -388,8 +402,9 @@ class _Work:
         """Compares a range; adds to the tallies what was counted."""
         self.progress(f"comparing ids from {ids.first} to before {ids.end} of {ids.incarnation}")
         current = str(self.facts.incarnation)
-        query = summed_in_postgres(in_archive(self.settings.table, ids, current))
-        archive = by_bucket(self._asked(query))
+        queries = [summed_in_postgres(in_archive(self.settings.table, one, current)) for one in ids.pieces()]
+        with ThreadPoolExecutor(inputs.SESSIONS) as sessions:
+            archive = by_bucket(chain.from_iterable(sessions.map(self._asked, queries)))
         rows = in_silver(self.store.table("silver"), ids, self.store.header())
         silver = by_bucket(summed_in_spark(rows).collect())
         differing = unequal(silver, archive)
@@ -426,9 +441,8 @@ class _Work:
             f"SELECT * FROM ({inputs.query(self.settings.table, self.facts, None)}) AS known WHERE id >= {ids.first}"
             f" AND id < {ids.end} AND id >> {BITS} = ANY('{{{','.join(map(str, differing))}}}'::bigint[])"
         )
-        past = keep(
-            inputs.read_history(self.spark, jdbc, chosen).where(F.col("incarnation") == ids.incarnation), self.kept
-        )
+        past = inputs.read_history(self.spark, jdbc, chosen, (0, 0))
+        past = keep(past.where(F.col("incarnation") == ids.incarnation), self.kept)
         current = str(self.facts.incarnation)
         archive = inputs.read_query(self.spark, jdbc, in_archive(self.settings.table, ids, current, differing))
         records, _ = self._given()
