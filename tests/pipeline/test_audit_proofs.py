@@ -9,7 +9,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from harvester.claim_check import reference
 from harvester.errors import ExitCode, SchemaError
 from harvester.origin import HEADER
+from harvester.outbox.connection import connect
 from harvester.pipeline import streaming
 from harvester.pipeline.audit import proof
 from harvester.pipeline.audit.job import AuditSettings
@@ -231,6 +232,19 @@ def test_the_pieces_of_a_range_are_all_of_it_and_divide_no_bucket(first: int, si
     for one, other in pairwise(pieces):
         assert one.first < one.end == other.first
         assert one.end % 2**proof.BITS == 0
+
+
+def test_an_archive_may_take_longer_to_read_than_other_servers_take_to_answer(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.read(book.own(1, 5))
+    book.archive(book.own(1, 5))
+    with psycopg.connect(book.scene.dsn, autocommit=True) as connection:
+        connection.execute("ALTER TABLE outbox_archive RENAME TO slow")
+        connection.execute("CREATE VIEW outbox_archive AS SELECT slow.* FROM slow, pg_sleep(0.6)")
+    monkeypatch.setitem(cast(Any, connect).__kwdefaults__, "silence_s", 0.3)
+    report, [proved] = book.prove()
+    assert (report.found, proved.records, proved.verdict) == ((), 4, AuditVerdict.EQUAL)
 
 
 def test_what_differs_for_no_reason_is_suspect() -> None:

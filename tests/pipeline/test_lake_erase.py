@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
@@ -20,14 +20,17 @@ from pyarrow.parquet import ParquetFile
 
 from harvester.claim_check.reference import HEADER as CLAIM_CHECK
 from harvester.errors import ExitCode, HarvesterError
+from harvester.outbox.connection import connect
 from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.lake.batch import LakeBatch
-from harvester.pipeline.lake.erase import Certificate, traces_of_other_jobs
+from harvester.pipeline.lake.erase import Certificate, erase_rows, traces_of_other_jobs
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.metrics import job as metrics
 from harvester.pipeline.replay import job as replay
 from harvester.pipeline.replay.plan import Destination, ReplayRequest, Selection
 from tests.support.audits import Scene
+from tests.support.audits import Sent as Archived
+from tests.support.databases import TABLE
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake, Oracle
 from tests.support.longs import long
@@ -102,6 +105,21 @@ def counts(dsn: str) -> list[int]:
             connection.execute(f"SELECT count(*) FROM outbox_{one}").fetchone() for one in ("archive", "quarantine")
         ]
     return [row[0] for row in rows if row is not None]
+
+
+def test_an_archive_without_an_index_by_key_is_searched_for_as_long_as_that_takes(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(database, "", "orders")
+    scene.archive([Archived(1, KEY), Archived(2, b"another")])
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql"
+            " AS 'BEGIN PERFORM pg_sleep(0.6); RETURN OLD; END'"
+        )
+        connection.execute("CREATE TRIGGER slow BEFORE DELETE ON outbox_archive FOR EACH ROW EXECUTE FUNCTION slowly()")
+    monkeypatch.setitem(cast(Any, connect).__kwdefaults__, "silence_s", 0.3)
+    assert erase_rows(database, TABLE, KEY, ()).archive == 1
 
 
 @pytest.mark.timeout(1800)

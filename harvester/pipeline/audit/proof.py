@@ -72,7 +72,6 @@ from harvester.pipeline.store import TableStore
 
 BITS = 12
 _PIECE_IDS, _MOST_PIECES = 1 << 20, 64
-_SILENCE_S = 300.0  # of the server, while it computes the sums of a piece
 _SUMS = ("records", "bare", "names", "contents")
 _UNIT = "chr(31)"  # between headers, which rarely contain it
 # The fields of the propagators that OTEL_PROPAGATORS may name, in lower case, as literals; baggage passes unchanged.
@@ -380,7 +379,7 @@ class _Work:
     def _asked(self, query: str) -> list[Any]:
         """The rows of a query on the archive."""
         with (
-            connect(self.dsn, application_name="harvester audit", silence_s=_SILENCE_S) as connection,
+            connect(self.dsn, application_name="harvester audit", silence_s=inputs.SILENCE_S) as connection,
             database_errors("read the archive"),
         ):
             return execute(connection, query).fetchall()
