@@ -365,7 +365,7 @@ def redrive(
 
     settings = options.load()
     archive = settings.archive != "off"
-    with _quarantine(settings) as (connection, shape):
+    with _quarantine(settings, silence_s=_SILENCE_S) as (connection, shape):
         with spinner("checking whether the order of keys can be kept"):
             planned = redriving.plan(connection, settings.table, shape, choice, archive=archive)
         unknown_ok = order == "unknown-ok"
@@ -433,11 +433,16 @@ def discard(
     typer.echo(f"{counted(len(records), 'record')} {verb}{_gone(asked - len(records))}")
 
 
+_SILENCE_S = 3_600.0  # an archive has no index by key, and may be large
+
+
 @contextmanager
-def _quarantine(settings: Config, *, read_only: bool = False) -> Iterator[tuple[Connection, OutboxShape]]:
+def _quarantine(
+    settings: Config, *, read_only: bool = False, silence_s: float | None = None
+) -> Iterator[tuple[Connection, OutboxShape]]:
     from harvester.outbox.schema import inspect
 
-    with connected(settings, "dead") as connection:
+    with connected(settings, "dead", silence_s) as connection:
         yield connection, inspect(connection, settings.table, read_only=read_only)
 
 

@@ -76,11 +76,14 @@ def grid(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:
     return grid
 
 
-def connected(settings: Config, command: str) -> closing[Connection]:
-    """A connection to the database for this command, closed at the end; raises DatabaseUnavailable."""
-    from harvester.outbox.connection import connect
+def connected(settings: Config, command: str, silence_s: float | None = None) -> closing[Connection]:
+    """A connection to the database for this command, closed at the end; raises DatabaseUnavailable.
 
-    return closing(connect(settings.dsn, application_name=f"harvester {command}"))
+    `silence_s`: how long the server may take to answer a statement; None: as usual.
+    """
+    from harvester.outbox.connection import SILENCE_S, connect
+
+    return closing(connect(settings.dsn, application_name=f"harvester {command}", silence_s=silence_s or SILENCE_S))
 
 
 def discard(stream: TextIO) -> None:

@@ -2,14 +2,20 @@
 
 The new row and the removal are one transaction, so two redrives of one record make one row. The new row has a new id
 (protocol P9) and a header that holds its origin. While order is to be kept, the outbox is locked against writers and
-purges: nobody can commit a row with an id between ours and the ones checked. The lock is held for two or three
-statements and waited for only briefly, because all writers wait behind it.
+purges: nobody can commit a row with an id between ours and the ones checked. The lock is held for a few statements and
+waited for only briefly, because all writers wait behind it.
+
+Reading an archive may take minutes, so most of it is read before that, without the lock. A purge that archives
+something has used the outbox before it ends, and is one transaction, whose beginning is its rows' `purged_at`. So once
+the lock has been had for a moment, every later purge began no earlier than the wait for it, give or take the time
+between a transaction's first statement and its purge. With the lock, only rows from then on are left to be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from harvester.errors import OrderNotKept, OutboxError
 from harvester.outbox.connection import database_errors, execute
@@ -28,8 +34,11 @@ from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable, as_bytes
 
 LOCK_TIMEOUT_MS = 2_000
+_LOCKED_MS = 30_000  # for each statement, while writers wait
+_SLACK = timedelta(minutes=1)
 _CURRENT_EPOCH = 2**31  # of the incarnation in the term row; others are lower, in the order of their first quarantine
 
+_FIELDS = "id, kafka_key, kafka_header_keys, kafka_header_values"
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
@@ -84,12 +93,30 @@ def redrive(
     `unknown_ok`, records for which this is unknown go back, too. Raises DatabaseUnavailable if a writer holds the
     outbox for too long.
     """
-    with database_errors(f"put records back into {table}"), connection.transaction():
+    with database_errors(f"put records back into {table}"):
+        known = _read_ahead(connection, table, shape, identities) if archive and not out_of_order else None
+        return _redrive(
+            connection, table, shape, identities, known,
+            archive=archive, out_of_order=out_of_order, unknown_ok=unknown_ok,
+        )  # fmt: skip
+
+
+def _redrive(
+    connection: Connection,
+    table: OutboxTable,
+    shape: OutboxShape,
+    identities: Sequence[Identity],
+    known: _Archived | None,
+    *,
+    archive: bool,
+    out_of_order: bool,
+    unknown_ok: bool,
+) -> list[Redriven]:
+    with connection.transaction():
         if not out_of_order:
-            connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-            connection.execute(f"LOCK TABLE {table.sql} IN SHARE ROW EXCLUSIVE MODE")
+            _lock(connection, table)
         records = lock_dead(connection, table, shape, identities)
-        planned = _plan(connection, table, shape, records, archive=archive)
+        planned = _plan(connection, table, shape, records, archive=archive, known=known)
         blocked = [entry.obstacle for entry in planned if entry.obstacle and not (unknown_ok and entry.is_unknown)]
         if blocked and not out_of_order:
             raise OrderNotKept(len(blocked), len(planned), summary(blocked))
@@ -106,9 +133,76 @@ def redrive(
         return [Redriven(entry.record, new_id, entry.obstacle) for entry, new_id in zip(planned, new_ids, strict=True)]
 
 
+def _lock(connection: Connection, table: OutboxTable) -> None:
+    """Locks the outbox against writers and purges until the transaction ends."""
+    connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+    connection.execute(f"SET LOCAL statement_timeout = {_LOCKED_MS}")
+    connection.execute(f"LOCK TABLE {table.sql} IN SHARE ROW EXCLUSIVE MODE")
+
+
+@dataclass(frozen=True, slots=True)
+class _Archived:
+    """What the archive has of some keys. `begin`: of its oldest row; `last`: the last position of each key.
+
+    `epochs`: the incarnations, in the order in which the positions rank them. `until`: when it was read; the rows of
+    purges that have ended by then are all in it.
+    """
+
+    keys: frozenset[bytes]
+    epochs: tuple[tuple[object, ...], ...]
+    begin: datetime | None
+    last: Mapping[bytes, Position]
+    until: datetime
+
+
+def _read_ahead(
+    connection: Connection, table: OutboxTable, shape: OutboxShape, identities: Sequence[Identity]
+) -> _Archived | None:
+    """What the archive has of these records' keys, so that little of it is left to be read with the lock."""
+    chosen = split(identities)
+    with connection.transaction():
+        until: datetime = execute(connection, "SELECT clock_timestamp()").fetchall()[0][0]
+        _lock(connection, table)  # for a moment: every purge that began before has ended
+    query = (
+        f"SELECT {as_bytes('kafka_key', shape.key_type)}, min(quarantined_at) FROM {table.quarantine}"
+        " WHERE (incarnation, id) IN (SELECT * FROM unnest($1::uuid[], $2::bigint[])) GROUP BY kafka_key"
+    )
+    rows = execute(connection, query, *chosen).fetchall()
+    keys = frozenset(bytes(row[0]) for row in rows if row[0] is not None)
+    if not keys:
+        return None
+    epochs, begin = _ranked(connection, table), _begin(connection, table)
+    last = _last_archived(connection, table, shape, chosen, min(row[1] for row in rows))
+    return _Archived(keys, epochs, begin, last, until)
+
+
+def _begin(connection: Connection, table: OutboxTable) -> datetime | None:
+    row = execute(connection, f"SELECT purged_at FROM {table.archive} ORDER BY id LIMIT 1").fetchone()
+    return row[0] if row is not None else None
+
+
+def _last_archived(
+    connection: Connection, table: OutboxTable, shape: OutboxShape, chosen: tuple[object, object], since: datetime
+) -> dict[bytes, Position]:
+    rows = f"SELECT incarnation, {_FIELDS} FROM {table.archive} WHERE purged_at >= '{since.isoformat()}'"
+    return _extremes(connection, table, shape, chosen, "max", rows, "", bytes_key=True)
+
+
+def _ranked(connection: Connection, table: OutboxTable) -> tuple[tuple[object, ...], ...]:
+    query = f"{_epochs(table)}SELECT incarnation, epoch FROM e ORDER BY epoch, incarnation"
+    return tuple(execute(connection, query, [], []).fetchall())
+
+
 def _plan(
-    connection: Connection, table: OutboxTable, shape: OutboxShape, records: Sequence[DeadRecord], *, archive: bool
+    connection: Connection,
+    table: OutboxTable,
+    shape: OutboxShape,
+    records: Sequence[DeadRecord],
+    *,
+    archive: bool,
+    known: _Archived | None = None,
 ) -> list[PlannedRedrive]:
+    """`known`: what was read of the archive before; None: nothing."""
     if not records:
         return []
     incarnations, ids = split([record.identity for record in records])
@@ -117,19 +211,28 @@ def _plan(
         (row[0], row[1]): (row[2][0], row[2][1])
         for row in execute(connection, f"{_epochs(table)}{_positions(table)}", *chosen)
     }
-    fields = "id, kafka_key, kafka_header_keys, kafka_header_values"
-    outbox = f"SELECT NULL::uuid AS incarnation, {fields} FROM {columns.published(table, shape)} o"
-    quarantine = f"SELECT incarnation, {fields} FROM {table.quarantine}"
+    outbox = f"SELECT NULL::uuid AS incarnation, {_FIELDS} FROM {columns.published(table, shape)} o"
+    quarantine = f"SELECT incarnation, {_FIELDS} FROM {table.quarantine}"
     waiting = _extremes(connection, table, shape, chosen, "max", outbox, "")
     not_chosen = " AND (x.incarnation, x.id) NOT IN (SELECT * FROM chosen)"
     left = _extremes(connection, table, shape, chosen, "min", quarantine, not_chosen)
     archive_from, published = None, dict[bytes, Position]()
     if archive:
-        row = execute(connection, f"SELECT purged_at FROM {table.archive} ORDER BY id LIMIT 1").fetchone()
-        archive_from = row[0] if row is not None else None
         oldest = min(record.quarantined_at for record in records)
-        rows = f"SELECT incarnation, {fields} FROM {table.archive} WHERE purged_at >= '{oldest.isoformat()}'"
-        published = _extremes(connection, table, shape, chosen, "max", rows, "", bytes_key=True)
+        # Somebody may have changed a record's key since then, or a take-over the ranks of the incarnations.
+        if (
+            known is not None
+            and known.keys >= {record.key for record in records if record.key is not None}
+            and known.epochs == _ranked(connection, table)
+        ):
+            archive_from = known.begin
+            newer = _last_archived(connection, table, shape, chosen, max(oldest, known.until - _SLACK))
+            published = {**known.last}
+            for key, position in newer.items():
+                published[key] = max(position, published.get(key, position))
+        else:
+            archive_from = _begin(connection, table)
+            published = _last_archived(connection, table, shape, chosen, oldest)
     newest = _newest(connection, table, shape)
 
     def judge(record: DeadRecord) -> Obstacle | None:

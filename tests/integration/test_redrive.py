@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -253,6 +253,76 @@ def test_a_writer_that_has_not_committed_is_waited_for(outbox: Outbox, empty_dat
     with pytest.raises(OrderNotKept, match="1 waiting"):
         redrive(outbox, record)
     assert outbox.ids(outbox.table.quarantine) == [record]
+
+
+def test_writers_go_on_while_the_archive_is_read(outbox: Outbox, empty_database: str) -> None:
+    """A partition that is locked stands for one that takes long to read."""
+    [first, record] = outbox.add("before", "k")
+    outbox.purge(first, archive="ids")
+    outbox.quarantine(record)
+    aged(outbox, archive="3 days", quarantine="2 days")
+    day = "date_trunc('day', now()) - interval '1 day'"
+    bounds = outbox.run(f"SELECT {day} - interval '1 day' AS first, {day} AS last").fetchall()[0]
+    outbox.run(
+        f"CREATE TABLE old_day PARTITION OF {outbox.table.archive}"
+        f" FOR VALUES FROM ('{bounds['first']}') TO ('{bounds['last']}')"
+    )
+    back: list[Redriven] = []
+    with (
+        psycopg.connect(empty_database) as keeper,
+        psycopg.connect(empty_database, autocommit=True) as own,
+        psycopg.connect(empty_database, autocommit=True, options="-c lock_timeout=5s") as writer,
+    ):
+        keeper.execute("LOCK TABLE old_day IN ACCESS EXCLUSIVE MODE")
+        thread = threading.Thread(target=lambda: back.extend(redrive(outbox, record, connection=own)))
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'old_day'::regclass"
+        eventually(lambda: outbox.run(waiting).fetchall()[0]["count"] == 1)
+        writer.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'other')")
+        keeper.rollback()
+        thread.join(60)
+    assert [entry.record.id for entry in back] == [record]
+
+
+def aged(outbox: Outbox, *, archive: str, quarantine: str) -> None:
+    """What is in there now, was put there so long ago."""
+    outbox.run(f"UPDATE {outbox.table.archive} SET purged_at = now() - interval '{archive}'")
+    outbox.run(f"UPDATE {outbox.table.quarantine} SET quarantined_at = now() - interval '{quarantine}'")
+
+
+def test_what_is_published_once_the_archive_was_read_is_seen(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    an_archive_that_reaches_back(outbox)
+    record, later = outbox.add("k", "k")
+    outbox.quarantine(record)
+    meanwhile(monkeypatch, lambda: outbox.purge(later, archive="ids"))
+    with pytest.raises(OrderNotKept, match="1 published"):
+        redrive(outbox, record)
+
+
+def test_a_key_that_is_changed_once_the_archive_was_read_is_looked_for(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    an_archive_that_reaches_back(outbox)
+    aged(outbox, archive="3 hours", quarantine="0")
+    record, later = outbox.add("k", "other")
+    outbox.quarantine(record)
+    outbox.purge(later, archive="ids")
+    outbox.run(f"UPDATE {outbox.table.archive} SET purged_at = now() - interval '1 hour' WHERE id = {later}")
+    outbox.run(f"UPDATE {outbox.table.quarantine} SET quarantined_at = now() - interval '2 hours'")
+    meanwhile(monkeypatch, lambda: outbox.run(f"UPDATE {outbox.table.quarantine} SET kafka_key = 'other'"))
+    with pytest.raises(OrderNotKept, match="1 published"):
+        redrive(outbox, record)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Between the reading of the archive and the lock."""
+    put_back = redriving._redrive
+
+    def late(*arguments: Any, **more: Any) -> list[Redriven]:
+        act()
+        return put_back(*arguments, **more)
+
+    monkeypatch.setattr(redriving, "_redrive", late)
 
 
 def test_a_deposed_leader_cannot_quarantine_what_was_put_back(outbox: Outbox) -> None:
