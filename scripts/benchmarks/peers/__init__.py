@@ -26,10 +26,12 @@ from scripts.benchmarks._relay import FULL
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._traffic import Load, percentile, travel, wait_empty, write_alone
 from scripts.benchmarks._worker import worker
+from scripts.benchmarks.drain import ONCE
 from scripts.benchmarks.peers import _relays, _tools
 from scripts.benchmarks.peers._relays import Peer, process
 
-KEYS: dict[str, tuple[float, int]] = {"1": (0.02, 1), "10": (0.1, 10)}
+# The share of the records that a relay gets which sends a key's one at a time; how many keys, and their skew.
+KEYS: dict[str, tuple[float, int, float]] = {"1": (0.02, 1, 0.0), "10": (0.1, 10, 0.0), "zipf": (0.2, 1_000, 1.0)}
 RATES = (200, 1_000)
 _CRASH_PER_S = 200
 _WAIT_S = 300.0
@@ -52,7 +54,13 @@ def peers(bench: Bench, samples: Samples) -> None:
     else:
         bench.say("goharvest is left out: it needs Go with a C compiler, and Maven for a broker that it can speak to")
     if "mvn" not in lacking:
-        relays = [_relays.debezium("default", None, None), _relays.debezium("tuned", 5, 0), *_ours(bench)]
+        relays = [
+            _relays.debezium("default", None, None),
+            _relays.debezium("tuned", 5, 0),
+            _relays.debezium_once("exactly_once", 5, 0),
+            *_ours(bench),
+            _relays.ours([*FULL, *ONCE, f"limits.shards={bench.count}", *bench.settings], "exactly_once"),
+        ]
         with _servers(bench, "newest", logical=True) as servers:
             _compare(servers, samples, "kafka_4", relays)
     else:
@@ -77,50 +85,65 @@ def _compare(bench: Bench, samples: Samples, servers: str, relays: Sequence[Peer
 def _drains(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
     """The first round of a fresh process is cold; where processes last, the others are warm."""
     loads = {"rate_per_s": Rows(bench.records)}
-    loads |= {f"keys_{name}_per_s": Rows(bench.share(share), keys=count) for name, (share, count) in KEYS.items()}
+    for name, (share, count, skew) in KEYS.items():
+        records = bench.share(share) if peer.one_at_a_time else bench.records
+        loads[f"keys_{name}_per_s"] = Rows(records, keys=count, skew=skew)
     with _fresh(bench, peer) as place, ExitStack() as lasting:
         if not peer.deletes:
             running = lasting.enter_context(process(peer, place))
             _wait_slot(place)
-            cold = _one(bench, peer, place, Rows(bench.records), running.pid)
-            samples.add(f"{under}.cold_per_s", cold[0].rate_per_s)
+            samples.add(f"{under}.cold_per_s", _one(bench, peer, place, loads["rate_per_s"], running.pid)[0].rate_per_s)
         for number in bench.each_round():
             for name, rows in loads.items():
                 if peer.deletes:
                     with _fresh(bench, peer) as other:
                         fill(other, rows)
                         with process(peer, other) as one:
-                            log, cpu_us = _one(bench, peer, other, rows, one.pid, filled=True)
+                            log, cpu_us, pss_mb = _one(bench, peer, other, rows, one.pid)
                 else:
-                    log, cpu_us = _one(bench, peer, place, rows, running.pid)
+                    log, cpu_us, pss_mb = _one(bench, peer, place, rows, running.pid)
                 samples.add(f"{under}.{name}", log.rate_per_s)
                 samples.add(f"{under}.repeats.{name.removesuffix('_per_s')}", log.repeats)
                 if name == "rate_per_s":
                     samples.add(f"{under}.cpu_us_per_record", cpu_us)
+                    samples.add(f"{under}.pss_mb", pss_mb)
                 again = f", {log.repeats:,} of {rows.count:,} records repeated" if log.repeats else ""
                 bench.say(f"round {number}: {under}: {name} {log.rate_per_s:,.0f}{again}")
 
 
-def _one(bench: Bench, peer: Peer, place: Place, rows: Rows, pid: int, *, filled: bool = False) -> tuple[Log, float]:
-    """(the records, CPU per record in µs from before the first to the last). A peer's own repeats are counted."""
+def _one(bench: Bench, peer: Peer, place: Place, rows: Rows, pid: int) -> tuple[Log, float, float]:
+    """(the records, CPU per record in µs from before the first to the last, MB of memory after it).
+
+    The outbox of a relay that deletes is filled already. A peer's own repeats are counted.
+    """
     topic = place.name
-    if not filled:
+    if not peer.deletes:
         topic = f"{place.name}-{time.time_ns()}"
         make_topic(bench, topic)
     consumer = _consumer(place)
     try:
         before = _procs.cpu(pid)
-        if not filled:
+        if not peer.deletes:
             fill(place, rows, topic)
         wait_records(consumer, topic, 1)
-        if filled:
+        if peer.deletes:
             before = _procs.cpu(pid)  # what starting took is not in it
-        wait_records(consumer, topic, rows.count)
-        used = _procs.cpu(pid).since(before).all_s
+        _all_arrived(consumer, peer, place, topic, rows.count)
+        used, pss_mb = _procs.cpu(pid).since(before).all_s, _procs.tree_pss_mb(pid)
     finally:
         consumer.close()
     may_repeat = not peer.name.startswith("harvester")
-    return read(place, rows.count, topic, may_repeat=may_repeat), used / rows.count * 1e6
+    return read(place, rows.count, topic, may_repeat=may_repeat), used / rows.count * 1e6, pss_mb
+
+
+def _all_arrived(consumer: Consumer, peer: Peer, place: Place, topic: str, count: int) -> None:
+    """Until all records are in the log; counting them is misled by repeats, so an outbox that gets empty says more."""
+    if peer.deletes:
+        wait_empty(place, _WAIT_S)
+    elif peer.once:
+        wait_committed(consumer, topic, count)
+    else:
+        wait_records(consumer, topic, count)
 
 
 def _latencies(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
@@ -130,17 +153,16 @@ def _latencies(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
             if not peer.deletes:
                 _wait_slot(place)
             done = len(write_alone(place, Load(50, 1.0, writers=1)))
-            wait_records(consumer, place.name, done)
+            _all_arrived(consumer, peer, place, place.name, done)
             for per_s in RATES:
                 load = Load(per_s, bench.seconds or 20)
                 done += round(load.per_s * load.seconds / load.rows)
                 expected = done
 
                 def arrived(where: Place, expected: int = expected) -> None:
-                    wait_records(consumer, where.name, expected)
+                    _all_arrived(consumer, peer, where, where.name, expected)
 
-                # Counting records is misled by repeats; where the outbox gets empty, that says more.
-                journey = travel(place, load, None if peer.deletes else arrived)
+                journey = travel(place, load, arrived)
                 found = journey.latencies_ms()
                 samples.add(f"{under}.repeats.at_{per_s}", journey.repeats)
                 samples.add(f"{under}.p50_ms.{per_s}", percentile(found, 0.5))
@@ -159,7 +181,7 @@ def _crash(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
         if not peer.deletes:
             _wait_slot(place)
         begun = len(write_alone(place, Load(50, 0.5, writers=1)))
-        wait_records(consumer, place.name, begun)
+        _all_arrived(consumer, peer, place, place.name, begun)
         if peer.deletes:
             stack.enter_context(process(peer, place, "two"))
         load = {"per_s": _CRASH_PER_S, "seconds": seconds, "writers": 2, "rows": 1}
@@ -178,9 +200,7 @@ def _crash(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
         if not peer.deletes:
             stack.enter_context(process(peer, place, "two"))
         sent = writer.result()
-        wait_records(consumer, place.name, begun + len(sent))
-        if peer.deletes:
-            wait_empty(place)
+        _all_arrived(consumer, peer, place, place.name, begun + len(sent))
         receiver.stop()
         arrived = receiver.result()
     numbers = [number for number, *_ in arrived]
@@ -212,6 +232,18 @@ def wait_records(consumer: Consumer, topic: str, count: int) -> None:
         if time.monotonic() > deadline:
             raise SystemExit(f"{topic} did not get {count} records within {_WAIT_S:g} s")
         time.sleep(0.02)
+
+
+def wait_committed(consumer: Consumer, topic: str, count: int) -> None:
+    """The same in transactions, whose markers have offsets of their own: the records are read."""
+    deadline, seen = time.monotonic() + _WAIT_S, 0
+    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    while seen < count:
+        seen += sum(one.error() is None for one in consumer.consume(10_000, 0.1))
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{topic} had {seen} records of {count} after {_WAIT_S:g} s")
+    consumer.unassign()
 
 
 def _wait_slot(place: Place) -> None:

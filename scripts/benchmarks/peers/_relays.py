@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from harvester.stack import java
 from scripts.benchmarks._place import ROOT, Place
 from scripts.benchmarks.peers import _tools
 
-_STOP_S = 30.0
+_STOP_S, _START_S = 30.0, 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class Peer:
 
     `deletes`: the outbox gets empty. A relay that does not delete reads the log of the database from where it joined,
     so it has to run before anything is inserted, and goes through its rounds in one process.
+    `one_at_a_time`: of a key, so that few keys are slow. `once`: it sends transactions. `begin`: called for a process
+    that has just been started.
     """
 
     name: str
@@ -33,6 +38,9 @@ class Peer:
     deletes: bool
     like: str
     leader_topic: bool = False  # it does not make its own soon enough
+    one_at_a_time: bool = True
+    once: bool = False
+    begin: Callable[[Place, str], None] = lambda place, name: None
 
 
 @contextmanager
@@ -45,6 +53,7 @@ def process(peer: Peer, place: Place, name: str = "one") -> Iterator[subprocess.
             process_group=0,
         )  # fmt: skip
     try:
+        peer.begin(place, name)
         yield running
     except SystemExit as error:
         raise SystemExit(f"{peer.name}: {error}\n{log.read_text()[-2000:]}") from error
@@ -66,7 +75,8 @@ def ours(settings: Sequence[str], label: str) -> Peer:
             sys.executable, "-m", "harvester_cli", "start", "-f", str(place.config), "--dashboard", "off", *extra,
         ]  # fmt: skip
 
-    return Peer(f"harvester_{label}", command, deletes=True, like="")
+    once = "delivery=exactly-once" in settings
+    return Peer(f"harvester_{label}", command, deletes=True, like="", one_at_a_time=not once, once=once)
 
 
 def goharvest(label: str, *limits: str) -> Peer:
@@ -82,38 +92,101 @@ def goharvest(label: str, *limits: str) -> Peer:
     return Peer(f"goharvest_{label}", command, deletes=True, leader_topic=True, like=like)
 
 
+_DEBEZIUM = "reads the write-ahead log: needs wal_level=logical and a slot; marks and deletes nothing; no header arrays"
+
+
 def debezium(label: str, poll_ms: int | None, linger_ms: int | None) -> Peer:
     """Debezium's EventRouter in a standalone Connect; None: as it comes."""
-    classpath = f"{_tools.jars('debezium')}/*"
-    runtime = java.find()
 
     def command(place: Place, name: str) -> Sequence[str]:
-        worker, connector = _debezium_files(place, poll_ms, linger_ms)
-        return [
-            str(runtime.program), "-Xmx1g", "-cp", classpath,
-            "org.apache.kafka.connect.cli.ConnectStandalone", str(worker), str(connector),
-        ]  # fmt: skip
+        worker = _worker(place, linger_ms) | {
+            "offset.storage.file.filename": str(place.config.with_suffix(".offsets")),
+            "listeners": "http://127.0.0.1:0",
+        }
+        connector = _write(place, "connector", {"name": place.name, **_connector(place, poll_ms)})
+        return [*_connect("ConnectStandalone"), str(_write(place, "worker", worker)), str(connector)]
 
-    like = "reads the write-ahead log: needs wal_level=logical and a slot; marks and deletes nothing; no header arrays"
-    return Peer(f"debezium_{label}", command, deletes=False, like=like)
+    return Peer(f"debezium_{label}", command, deletes=False, like=_DEBEZIUM, one_at_a_time=False)
 
 
-def _debezium_files(place: Place, poll_ms: int | None, linger_ms: int | None) -> tuple[Path, Path]:
-    source = conninfo_to_dict(place.dsn)
+def debezium_once(label: str, poll_ms: int | None, linger_ms: int | None) -> Peer:
+    """The same in a distributed Connect of one process, which alone sends transactions: one for each poll."""
+
+    def command(place: Place, name: str) -> Sequence[str]:
+        worker = _worker(place, linger_ms) | {
+            "group.id": place.name,
+            "exactly.once.source.support": "enabled",
+            "listeners": f"http://127.0.0.1:{_free_port(place, name)}",
+        }
+        for kept in ("config", "offset", "status"):
+            worker[f"{kept}.storage.topic"] = f"{place.name}.{kept}"
+            worker[f"{kept}.storage.replication.factor"] = "1"
+        worker |= {"offset.storage.partitions": "1", "status.storage.partitions": "1"}
+        return [*_connect("ConnectDistributed"), str(_write(place, f"worker-{name}", worker))]
+
+    def begin(place: Place, name: str) -> None:
+        port, where = int(_port_file(place, name).read_text()), f"/connectors/{place.name}"
+        config = _connector(place, poll_ms) | {"exactly.once.support": "required"}
+        deadline = time.monotonic() + _START_S
+        # Who takes over finds the connector there. Workers that still find each other answer with errors.
+        while (status := _ask(port, "GET", f"{where}/status")) != 200:
+            if status == 404:
+                _ask(port, "PUT", f"{where}/config", json.dumps(config))
+            if time.monotonic() > deadline:
+                raise SystemExit("Connect does not take the connector")
+            time.sleep(0.2)
+
+    like = f"{_DEBEZIUM}; Connect in distributed mode"
+    return Peer(f"debezium_{label}", command, deletes=False, like=like, one_at_a_time=False, once=True, begin=begin)
+
+
+def _connect(program: str) -> list[str]:
+    classpath = f"{_tools.jars('debezium')}/*"
+    return [str(java.find().program), "-Xmx1g", "-cp", classpath, f"org.apache.kafka.connect.cli.{program}"]
+
+
+def _ask(port: int, method: str, path: str, body: str | None = None) -> int:
+    """The status of Connect's answer; 0 if there is none yet."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+    except OSError:
+        return 0
+    finally:
+        connection.close()
+    if answer.status == 400:
+        raise SystemExit(f"Connect refuses the connector: {text}")
+    return answer.status
+
+
+def _port_file(place: Place, name: str) -> Path:
+    return place.config.with_suffix(f".{name}.port")
+
+
+def _free_port(place: Place, name: str) -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    _port_file(place, name).write_text(str(port))
+    return port
+
+
+def _worker(place: Place, linger_ms: int | None) -> dict[str, str]:
     text = "org.apache.kafka.connect.storage.StringConverter"
     worker = {
         "bootstrap.servers": place.bootstrap,
         "key.converter": text,
         "value.converter": text,
-        "offset.storage.file.filename": str(place.config.with_suffix(".offsets")),
         "offset.flush.interval.ms": "10000",
-        "listeners": "http://127.0.0.1:0",
         "producer.acks": "all",
     }
-    if linger_ms is not None:
-        worker["producer.linger.ms"] = str(linger_ms)
+    return worker if linger_ms is None else {**worker, "producer.linger.ms": str(linger_ms)}
+
+
+def _connector(place: Place, poll_ms: int | None) -> dict[str, str]:
+    source = conninfo_to_dict(place.dsn)
     connector = {
-        "name": place.name,
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "tasks.max": "1",
         "plugin.name": "pgoutput",
@@ -136,9 +209,7 @@ def _debezium_files(place: Place, poll_ms: int | None, linger_ms: int | None) ->
         "transforms.outbox.route.by.field": "kafka_topic",
         "transforms.outbox.route.topic.replacement": "${routedByValue}",
     }
-    if poll_ms is not None:
-        connector["poll.interval.ms"] = str(poll_ms)
-    return _write(place, "worker", worker), _write(place, "connector", connector)
+    return connector if poll_ms is None else {**connector, "poll.interval.ms": str(poll_ms)}
 
 
 def _write(place: Place, name: str, values: dict[str, str]) -> Path:
