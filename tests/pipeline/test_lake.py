@@ -279,7 +279,7 @@ def test_topics_that_match_a_pattern_join_while_the_lake_runs(
     def take(done: job.BatchDone) -> None:
         nonlocal read
         if not read:
-            admin.create_topics([NewTopic(later, 1)])[later].result(30)
+            admin.create_topics([NewTopic(later, 1, config=KEPT)])[later].result(30)
             oracle.take(writer.send(later, [Sent(3, at_ms=SENT_MS + 1)]))
         read += done.records
 
