@@ -361,11 +361,12 @@ def redrive(
     choice = options.checked_choice()
 
     from harvester.outbox import redrive as redriving
+    from harvester.outbox.archive import SILENCE_S
     from harvester.outbox.key_order import Reason, summary
 
     settings = options.load()
     archive = settings.archive != "off"
-    with _quarantine(settings, silence_s=_SILENCE_S) as (connection, shape):
+    with _quarantine(settings, silence_s=SILENCE_S) as (connection, shape):
         with spinner("checking whether the order of keys can be kept"):
             planned = redriving.plan(connection, settings.table, shape, choice, archive=archive)
         unknown_ok = order == "unknown-ok"
@@ -431,9 +432,6 @@ def discard(
     for record in records:
         typer.echo(f"{line_of(record)}: {verb}, because {one_line(reason)}; {one_line(record.error)}")
     typer.echo(f"{counted(len(records), 'record')} {verb}{_gone(asked - len(records))}")
-
-
-_SILENCE_S = 3_600.0  # an archive has no index by key, and may be large
 
 
 @contextmanager

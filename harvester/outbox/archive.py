@@ -26,6 +26,7 @@ Connection = psycopg.Connection[Any]
 DAYS_AHEAD = 3
 # Dropping a day locks the whole archive, and every purge waits behind that lock: give up soon, try again tomorrow.
 LOCK_TIMEOUT_MS = 2_000
+SILENCE_S = 3_600.0  # of the server: a statement may read all of an archive, which has no index by key
 
 _EVERY_S = 3600.0
 _AGAIN_S = 60.0  # after the database was unreachable

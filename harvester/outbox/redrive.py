@@ -142,7 +142,7 @@ def _lock(connection: Connection, table: OutboxTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Archived:
-    """What the archive has of some keys. `begin`: of its oldest row; `last`: the last position of each key.
+    """The archive's rows of some keys. `begin`: when its oldest row was purged; `last`: the last position of each key.
 
     `epochs`: the incarnations, in the order in which the positions rank them. `until`: when it was read; the rows of
     purges that have ended by then are all in it.
@@ -158,7 +158,7 @@ class _Archived:
 def _read_ahead(
     connection: Connection, table: OutboxTable, shape: OutboxShape, identities: Sequence[Identity]
 ) -> _Archived | None:
-    """What the archive has of these records' keys, so that little of it is left to be read with the lock."""
+    """Reads the archive's last positions of these records' keys, without the lock."""
     chosen = split(identities)
     with connection.transaction():
         until: datetime = execute(connection, "SELECT clock_timestamp()").fetchall()[0][0]

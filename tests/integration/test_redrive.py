@@ -285,7 +285,7 @@ def test_writers_go_on_while_the_archive_is_read(outbox: Outbox, empty_database:
 
 
 def aged(outbox: Outbox, *, archive: str, quarantine: str) -> None:
-    """What is in there now, was put there so long ago."""
+    """Dates the rows of archive and quarantine back."""
     outbox.run(f"UPDATE {outbox.table.archive} SET purged_at = now() - interval '{archive}'")
     outbox.run(f"UPDATE {outbox.table.quarantine} SET quarantined_at = now() - interval '{quarantine}'")
 

@@ -349,7 +349,6 @@ _FETCH_ROWS = 10_000
 SESSIONS = 4
 """With the database, at the same time: it may be the one that the application uses."""
 _IDS_A_SESSION = 250_000
-SILENCE_S = 3_600.0  # of the server: a statement may read all of an archive
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +365,7 @@ class HistoryFacts:
 
 def history_facts(dsn: str, table: OutboxTable) -> HistoryFacts:
     """Inspects the outbox. Raises DatabaseUnavailable, SchemaError."""
-    with connect(dsn, application_name="harvester audit", silence_s=SILENCE_S) as connection:
+    with connect(dsn, application_name="harvester audit", silence_s=archive.SILENCE_S) as connection:
         shape = find_shape(connection, table)
         if shape is None:
             raise SchemaError(f"there is no outbox table {table} in this database", hint=INIT_HINT)

@@ -36,6 +36,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.claim_check import reference
 from harvester.errors import SchemaError
+from harvester.outbox.archive import SILENCE_S
 from harvester.outbox.connection import connect, database_errors, execute
 from harvester.outbox.tables import OutboxTable, literal
 from harvester.pipeline import schemas
@@ -379,7 +380,7 @@ class _Work:
     def _asked(self, query: str) -> list[Any]:
         """The rows of a query on the archive."""
         with (
-            connect(self.dsn, application_name="harvester audit", silence_s=inputs.SILENCE_S) as connection,
+            connect(self.dsn, application_name="harvester audit", silence_s=SILENCE_S) as connection,
             database_errors("read the archive"),
         ):
             return execute(connection, query).fetchall()

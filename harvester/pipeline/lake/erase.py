@@ -42,7 +42,6 @@ from harvester.pipeline.replay.job import DIRECTORY
 from harvester.pipeline.store import END_JOBS, ErasedTable, TableStore
 
 _KEYED = ("silver", "repeats", "rejects", "current")
-_SILENCE_S = 3_600.0  # of the server: an archive has no index by key, and may be large
 _NOT_REACHED = (
     "Kafka's topics: the records stay until retention or compaction removes them",
     "the store of large values: erase `objects` there, and those of records that the lake has not read",
@@ -191,7 +190,7 @@ def _forget_replays(store: TableStore, key: bytes) -> tuple[str, ...]:
 def erase_rows(dsn: str, table: OutboxTable, key: bytes, topics: Collection[str]) -> ErasedRows:
     """Deletes a key from archive and quarantine. Raises DatabaseUnavailable, SchemaError."""
     warned: list[str] = []
-    with connect(dsn, application_name="harvester erase", silence_s=_SILENCE_S) as connection:
+    with connect(dsn, application_name="harvester erase", silence_s=archive.SILENCE_S) as connection:
         shape = find_shape(connection, table)
         if shape is None:
             raise SchemaError(f"there is no outbox table {table} in this database", hint=INIT_HINT)

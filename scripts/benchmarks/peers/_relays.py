@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict
 
 from harvester.stack import java
+from harvester.stack.stack import free_ports
 from scripts.benchmarks._place import ROOT, Place
 from scripts.benchmarks.peers import _tools
 
@@ -113,10 +113,12 @@ def debezium_once(label: str, poll_ms: int | None, linger_ms: int | None) -> Pee
     """The same in a distributed Connect of one process, which alone sends transactions: one for each poll."""
 
     def command(place: Place, name: str) -> Sequence[str]:
+        [port] = free_ports(1, [])
+        _port_file(place, name).write_text(str(port))
         worker = _worker(place, linger_ms) | {
             "group.id": place.name,
             "exactly.once.source.support": "enabled",
-            "listeners": f"http://127.0.0.1:{_free_port(place, name)}",
+            "listeners": f"http://127.0.0.1:{port}",
         }
         for kept in ("config", "offset", "status"):
             worker[f"{kept}.storage.topic"] = f"{place.name}.{kept}"
@@ -163,13 +165,6 @@ def _ask(port: int, method: str, path: str, body: str | None = None) -> int:
 
 def _port_file(place: Place, name: str) -> Path:
     return place.config.with_suffix(f".{name}.port")
-
-
-def _free_port(place: Place, name: str) -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    _port_file(place, name).write_text(str(port))
-    return port
 
 
 def _worker(place: Place, linger_ms: int | None) -> dict[str, str]:
