@@ -76,16 +76,17 @@ def test_order_and_repeats_are_judged_within_a_key_of_a_partition(spark: SparkSe
 
 
 streams = st.tuples(st.integers(1, 3), st.integers(0, 1), st.integers(1, 2))
+numbers = st.sampled_from([*range(1, 6), *range(62, 67), 128])  # in three blocks
 deliveries = st.lists(
     st.builds(
         lambda stream, sequence, number, seconds: Sent(
             number, b"key", sequence, seconds, term=stream[0], lane=stream[1], producer=stream[2]
         ),
-        streams, st.integers(1, 8), st.integers(1, 12), st.integers(0, 50),
+        streams, numbers, st.integers(1, 12), st.integers(0, 50),
     ),
     max_size=25,
 )  # fmt: skip
-given_up = st.lists(st.tuples(streams, st.integers(1, 10)), max_size=6)
+given_up = st.lists(st.tuples(streams, numbers), max_size=6)
 
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
@@ -119,9 +120,10 @@ def test_numbers_are_judged_as_verify_judges_them(
         ]  # fmt: skip
     frame = records(spark, sent)
     kept = checks.marked(frame)
-    numbers = checks.numbers(kept, checks.given_up(history(spark, *past), frame))
-    last = checks.last_streams(checks.streams(kept))
-    gaps = checks.gaps(numbers, last, None, None)
+    stretches = checks.number_blocks(kept)
+    numbers = checks.numbers(stretches, kept, checks.given_up(history(spark, *past), frame))
+    last = checks.last_streams(checks.streams(stretches))
+    gaps = checks.gaps(numbers, kept, last, None, None)
     size = F.sum(F.col("last") - F.col("first") + 1).alias("size")
     counted = (
         gaps.groupBy("hole")
@@ -146,9 +148,10 @@ def test_a_gap_is_told_with_the_record_that_comes_next(spark: SparkSession) -> N
     ]  # fmt: skip
     frame = records(spark, sent, "notices")
     kept = checks.marked(frame)
-    numbers = checks.numbers(kept, checks.given_up(history(spark), frame)).persist()
-    last = checks.last_streams(checks.streams(kept))
-    gaps = checks.gaps(numbers, last, None, at(60)).persist()
+    stretches = checks.number_blocks(kept)
+    numbers = checks.numbers(stretches, kept, checks.given_up(history(spark), frame)).persist()
+    last = checks.last_streams(checks.streams(stretches))
+    gaps = checks.gaps(numbers, kept, last, None, at(60)).persist()
     assert_rows(
         gaps,
         [
@@ -170,7 +173,7 @@ def test_a_gap_is_told_with_the_record_that_comes_next(spark: SparkSession) -> N
         ],
     )  # fmt: skip
     # What retention removed is no gap: the first record that is whole is that of number 3.
-    edges = checks.gaps(numbers, last, at(1), at(60))
+    edges = checks.gaps(numbers, kept, last, at(1), at(60))
     assert_rows(
         edges.where("hole = 'at the edge of what was read'"), [{"lane": 0, "first": 2}, {"lane": 1, "first": 1}]
     )
@@ -235,7 +238,7 @@ def test_hot_keys_and_terms(spark: SparkSession) -> None:
             if one.key is not None:
                 held[partitioner.murmur2(one.key) % load.shards] += 1
         assert load.busiest == pytest.approx(max(held) / 100)
-    [first, second] = checks.terms(collect_streams(checks.streams(kept)))
+    [first, second] = checks.terms(collect_streams(checks.streams(checks.number_blocks(kept))))
     assert (first.term, first.lanes, first.records, first.silence_s) == (1, 2, 90, None)
     assert (second.term, second.lanes, second.records, second.silence_s) == (3, 1, 10, 31.0)
 

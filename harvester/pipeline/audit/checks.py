@@ -35,13 +35,15 @@ from pyspark.sql.window import Window
 
 from harvester.pipeline.audit.schemas import (
     GIVEN_UP,
-    HISTORY,
     MARKED,
+    NUMBERS,
     RECORDS,
     STREAM,
     FindingKind,
     RecordSource,
     Severity,
+    bit,
+    block,
     finding,
 )
 from harvester.pipeline.origin_columns import bronze_columns
@@ -148,18 +150,21 @@ def lost(found: DataFrame, bounds: AuditScope) -> DataFrame:
     return finding(rows, kind, severity.otherwise(Severity.VIOLATION), detail)
 
 
-def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, read_at: datetime) -> DataFrame:
-    """MARKED and HISTORY → FINDINGS: records that are not in the outbox, the quarantine or the archive.
+def expected(began: datetime | None, read_at: datetime) -> Column:
+    """Of RECORDS: whether a record must be in the outbox, the quarantine or the archive.
 
     Only records from the archive's beginning on, whose rows were created before the history was read. `began` None:
-    there is no archive, and nothing is found.
+    there is no archive, and no record.
     """
     if began is None:
-        rows = marked.limit(0)
-    else:
-        created = F.coalesce(F.col("created_us"), F.lit(0))
-        since, until = F.lit(began), F.unix_micros(F.lit(read_at))
-        rows = marked.where(F.col("inside") & F.col("first") & (F.col("timestamp") >= since) & (created < until))
+        return F.lit(False)
+    created = F.coalesce(F.col("created_us"), F.lit(0))
+    return F.col("inside") & (F.col("timestamp") >= F.lit(began)) & (created < F.unix_micros(F.lit(read_at)))
+
+
+def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, read_at: datetime) -> DataFrame:
+    """MARKED and HISTORY → FINDINGS: `expected` records that are not in the history."""
+    rows = marked.where(expected(began, read_at) & F.col("first"))
     strange = rows.join(history.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
     detail = "not in the outbox, its quarantine or its archive"
     return finding(strange, FindingKind.UNEXPECTED, Severity.SUSPECT, detail, at=F.col("timestamp"))
@@ -174,8 +179,7 @@ def marked(records: DataFrame, anew: Collection[str] = ()) -> DataFrame:
     `anew`: recreated topics, of which a lake has the records of two logs. Where the second log begins is unknown, so
     these records are ordered by their timestamps.
     """
-    sent = records.where(F.col("problem").isNull())
-    place = (F.when(_among(anew), F.col("timestamp")), F.col("offset"))
+    sent, place = records.where(F.col("problem").isNull()), place_in_log(anew)
     # Within a partition the offset tells which delivery was first: a repeat's timestamp may be earlier.
     one = Window.partitionBy("incarnation", "id")
     here = Window.partitionBy("incarnation", "id", "topic", "partition")
@@ -188,6 +192,11 @@ def marked(records: DataFrame, anew: Collection[str] = ()) -> DataFrame:
     top = F.max("id").over(key.rowsBetween(*_NOTHING_BEFORE))
     sent = sent.withColumn("_alone", alone).withColumn("_top", top)
     return sent.withColumn("after", F.when(F.col("_top") > F.col("id"), F.col("_top"))).select(*MARKED.names)
+
+
+def place_in_log(anew: Collection[str]) -> tuple[Column, Column]:
+    """What the records of a partition are ordered by. `anew`: as in `marked`."""
+    return F.when(_among(anew), F.col("timestamp")), F.col("offset")
 
 
 def findings(marked: DataFrame, *, repeats: Severity, swaps: Severity, anew: Collection[str] = ()) -> DataFrame:
@@ -212,7 +221,7 @@ def _among(topics: Collection[str]) -> Column:
 
 
 def scattered(places: DataFrame) -> DataFrame:
-    """(topic, key, partition, records) → FINDINGS: keys with records in several partitions of a topic."""
+    """`skew.places` → FINDINGS: keys with records in several partitions of a topic."""
     keyed = places.where(F.col("key").isNotNull())
     apart = keyed.groupBy("topic", "key").agg(
         F.count("partition").alias("partitions"), F.min("partition").alias("low"), F.max("partition").alias("high")
@@ -270,22 +279,30 @@ def of_archive(found: DataFrame) -> DataFrame:
     """`found` → (name, value): the counts of archived ids, of those that cannot be judged, and of delivered ones."""
     beyond = ~F.col("judged") & ~F.col("delivered")
     delivered = F.count_if(F.col("delivered"))
-    return _named(found, {ARCHIVED: F.count(F.lit(1)), BEYOND: F.count_if(beyond), DELIVERED: delivered})
+    return named(found, {ARCHIVED: F.count(F.lit(1)), BEYOND: F.count_if(beyond), DELIVERED: delivered})
 
 
-def of_outbox(history: DataFrame, marked: DataFrame) -> DataFrame:
-    """HISTORY and MARKED → (name, value): the count of rows in the outbox that are not delivered."""
-    waiting = history.where(F.col("source") == RecordSource.OUTBOX)
-    waiting = waiting.join(marked.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
-    return _named(waiting, {PENDING: F.count(F.lit(1))})
+def of_records(places: DataFrame) -> DataFrame:
+    """`skew.places` → (name, value): the counts of deliveries in the range, and of ids first delivered in it."""
+    totals = {DELIVERIES: F.sum("records"), IDS: F.sum("ids")}
+    return named(places, {name: F.coalesce(total, F.lit(0)) for name, total in totals.items()})
 
 
-def of_records(marked: DataFrame) -> DataFrame:
-    """MARKED → (name, value): the counts of deliveries in the range, and of ids first delivered in it."""
-    return _named(marked.where("inside"), {DELIVERIES: F.count(F.lit(1)), IDS: F.count_if(F.col("first"))})
+_SMALL = 200_000
 
 
-def _named(rows: DataFrame, counts: Mapping[str, Column]) -> DataFrame:
+def among(rows: DataFrame, wanted: DataFrame, by: Collection[str]) -> DataFrame:
+    """The rows that match one that is wanted; if there are none, nothing is read. Looks at the wanted ones at once."""
+    return rows.where(F.lit(False)) if wanted.isEmpty() else rows.join(small(wanted), list(by), "left_semi")
+
+
+def small(rows: DataFrame) -> DataFrame:
+    """The same; sent to each task if they are few."""
+    return F.broadcast(rows) if rows.count() <= _SMALL else rows
+
+
+def named(rows: DataFrame, counts: Mapping[str, Column]) -> DataFrame:
+    """Aggregates → (name, value)."""
     pairs = (F.struct(F.lit(name).alias("name"), F.col(name).alias("value")) for name in counts)
     return rows.agg(*(count.alias(name) for name, count in counts.items())).select(F.inline(F.array(*pairs)))
 
@@ -317,13 +334,10 @@ class Term:
     silence_s: float | None
 
 
-def streams(marked: DataFrame) -> DataFrame:
-    """MARKED → (STREAM, records, first_at, last_at): only a few rows for each leadership."""
-    assert set(STREAM) <= set(MARKED.names)
-    return marked.groupBy(*STREAM).agg(
-        F.count(F.lit(1)).alias("records"),
-        F.min("timestamp").alias("first_at"),
-        F.max("timestamp").alias("last_at"),
+def streams(blocks: DataFrame) -> DataFrame:
+    """`number_blocks` → (STREAM, records, first_at, last_at): only a few rows for each leadership."""
+    return blocks.groupBy(*STREAM).agg(
+        F.sum("records").alias("records"), F.min("first_at").alias("first_at"), F.max("last_at").alias("last_at")
     )
 
 
@@ -358,11 +372,10 @@ class SequenceHole(StrEnum):
     EDGE = "at the edge of what was read"
 
 
-def given_up(history: DataFrame, records: DataFrame) -> DataFrame:
-    """HISTORY and RECORDS → GIVEN_UP: the numbers of quarantined records, and those named by notices."""
-    assert "origin" in HISTORY.names
+def given_up(origins: DataFrame, records: DataFrame) -> DataFrame:
+    """(origin) and RECORDS → GIVEN_UP: the numbers of quarantined records, and those named by notices."""
     assert "notice" in RECORDS.names
-    raw = history.select("origin").unionByName(records.select(F.col("notice").alias("origin")))
+    raw = origins.select("origin").unionByName(records.select(F.col("notice").alias("origin")))
     raw = raw.where(F.col("origin").isNotNull())
     # Shaped like Kafka's rows, so that `bronze_columns` remains the only decoder of the header.
     header = F.array(F.struct(F.lit("harvester").alias("key"), F.col("origin").alias("value")))
@@ -372,42 +385,70 @@ def given_up(history: DataFrame, records: DataFrame) -> DataFrame:
     return decoded.select(*GIVEN_UP.names).distinct()
 
 
-def numbers(marked: DataFrame, given_up: DataFrame) -> DataFrame:
-    """MARKED and GIVEN_UP → a row for each number: the count of its `ids` (0: given up), and its latest record `at`."""
+def number_blocks(marked: DataFrame) -> DataFrame:
+    """MARKED → (STREAM, block, records, bits, first, last, first_at, last_at): what is there of 64 numbers each."""
     assert set(_NUMBER) <= set(MARKED.names)
-    place = F.struct("timestamp", "topic", "partition", "offset", "id", "key", "inside")
-    seen = marked.groupBy(*_NUMBER).agg(F.size(F.collect_set("id")).alias("ids"), F.max(place).alias("at"))
-    joined = seen.join(given_up, list(_NUMBER), "full_outer")
-    return joined.select(*_NUMBER, F.coalesce("ids", F.lit(0)).alias("ids"), "at")
+    return marked.groupBy(*STREAM, block("sequence").alias("block")).agg(
+        F.count(F.lit(1)).alias("records"),
+        F.bit_or(bit("sequence")).alias("bits"),
+        F.min("sequence").alias("first"),
+        F.max("sequence").alias("last"),
+        F.min("timestamp").alias("first_at"),
+        F.max("timestamp").alias("last_at"),
+    )
 
 
-def gaps(numbers: DataFrame, last: DataFrame, whole: datetime | None, read_at: datetime | None) -> DataFrame:
-    """`numbers` and `last_streams` → the missing numbers `first` … `last` of a stream, and why: `hole`.
+def numbers(blocks: DataFrame, marked: DataFrame, given_up: DataFrame) -> DataFrame:
+    """`number_blocks`, MARKED and GIVEN_UP → NUMBERS: stretches that one record each has, all others one by one."""
+    named_too = given_up.select(*STREAM, block("sequence").alias("block"), F.lit(True).alias("_given_up")).distinct()
+    once = (F.col("records") == F.bit_count("bits")) & (F.col("records") == F.col("last") - F.col("first") + 1)
+    judged = blocks.join(named_too, [*STREAM, "block"], "left").withColumn("whole", once & F.col("_given_up").isNull())
+    nowhere = F.lit(None).cast(NUMBERS["at"].dataType).alias("at")
+    stretches = judged.where("whole").select(*STREAM, "first", "last", F.lit(1).alias("ids"), nowhere)
+    rest = judged.where("NOT whole").select(*STREAM, "block")
+    rows = among(marked.withColumn("block", block("sequence")), rest, (*STREAM, "block"))
+    seen = rows.groupBy(*_NUMBER).agg(F.size(F.collect_set("id")).alias("ids"), F.max(_at()).alias("at"))
+    single = seen.join(given_up, list(_NUMBER), "full_outer").select(
+        *STREAM, F.col("sequence").alias("first"), F.col("sequence").alias("last"), F.coalesce("ids", F.lit(0)), "at"
+    )
+    return single.toDF(*NUMBERS.names).unionByName(stretches)
+
+
+def _at() -> Column:
+    return F.struct("timestamp", "topic", "partition", "offset", "id", "inside")
+
+
+def gaps(
+    numbers: DataFrame, marked: DataFrame, last: DataFrame, whole: datetime | None, read_at: datetime | None
+) -> DataFrame:
+    """NUMBERS, MARKED and `last_streams` → the missing numbers `first` … `last` of a stream, and why: `hole`.
 
     `at`: the next record; `previous_at`: the time of the record before. `whole`: the time from which the topics are
     complete; None: from their beginning. `read_at`: the time up to which they are complete, or at which the outbox was
     read; a hole is RECENT if its next record is later. None: no hole is.
     """
-    stream = Window.partitionBy(*STREAM)
-    before = stream.orderBy("sequence")
-    # `next`: the next record, skipping numbers without one. Sorted descending: a window ahead would be quadratic.
-    up_to_here = stream.orderBy(F.desc("sequence")).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    earlier = before.rowsBetween(Window.unboundedPreceding, -1)
+    before = Window.partitionBy(*STREAM).orderBy("first")
+    # Sorted descending: a window ahead would be quadratic.
+    behind = Window.partitionBy(*STREAM).orderBy(F.desc("first"))
+    up_to_here = behind.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    # `next` and `past`: the next and the last number with a record, and where that is, if it is known.
+    first, end = (F.when(F.col("ids") > 0, F.struct(F.col(one).alias("number"), "at")) for one in ("first", "last"))
     rows = (
-        numbers.withColumn("next", F.last("at", ignorenulls=True).over(up_to_here))
-        .withColumn("previous", F.lag("sequence", 1, 0).over(before))
-        .withColumn("previous_at", F.last("at.timestamp", ignorenulls=True).over(earlier))
+        numbers.withColumn("next", F.last(first, ignorenulls=True).over(up_to_here))
+        .withColumn("previous", F.lag("last", 1, 0).over(before))
+        .withColumn("past", F.last(end, ignorenulls=True).over(before.rowsBetween(*_NOTHING_BEFORE)))
         .where(F.col("next").isNotNull())
     )
 
     def missing(first: Column, last: Column, *, given_up: bool) -> tuple[Column | str, ...]:
         known = F.lit(given_up).alias("given_up")
-        return (*STREAM, first.alias("first"), last.alias("last"), F.col("next").alias("at"), "previous_at", known)
+        return (*STREAM, first.alias("first"), last.alias("last"), "next", "past", known)
 
-    number, previous = F.col("sequence"), F.col("previous")
+    number, previous = F.col("first"), F.col("previous")
     holes = rows.where(number > previous + 1).select(*missing(previous + 1, number - 1, given_up=False))
     known = rows.where(F.col("ids") == 0).select(*missing(number, number, given_up=True))
-    found = holes.unionByName(known).join(F.broadcast(last.withColumn("_last", F.lit(True))), list(STREAM), "left")
+    found = _with_records(holes.unionByName(known), marked)
+    found = found.join(F.broadcast(last.withColumn("_last", F.lit(True))), list(STREAM), "left")
     edge = F.lit(False) if whole is None else F.coalesce(F.col("previous_at") < F.lit(whole), F.lit(True))
     recent = F.lit(False) if read_at is None else F.coalesce(F.col("at.timestamp") > F.lit(read_at), F.lit(False))
     hole = (
@@ -418,6 +459,21 @@ def gaps(numbers: DataFrame, last: DataFrame, whole: datetime | None, read_at: d
         .otherwise(SequenceHole.OPEN)
     )
     return found.withColumn("hole", hole).select(*STREAM, "first", "last", "previous_at", "at", "hole")
+
+
+def _with_records(holes: DataFrame, marked: DataFrame) -> DataFrame:
+    """Adds the record with the number `next` as `at`, and the time of that of `past` as `previous_at`."""
+    ends = [holes.select(*STREAM, F.col(f"{name}.*")) for name in ("next", "past")]
+    unknown = ends[0].union(ends[1]).where("at IS NULL AND number IS NOT NULL")
+    wanted = unknown.select(*STREAM, F.col("number").alias("sequence")).distinct()
+    there = among(marked, wanted, _NUMBER).groupBy(*_NUMBER).agg(F.max(_at()).alias("at"))
+    after = there.select(*STREAM, F.col("sequence").alias("_next"), F.col("at").alias("_after"))
+    before = there.select(*STREAM, F.col("sequence").alias("_past"), F.col("at.timestamp").alias("_before"))
+    keyed = holes.withColumns({"_next": F.col("next.number"), "_past": F.col("past.number")})
+    joined = keyed.join(after, [*STREAM, "_next"], "left").join(before, [*STREAM, "_past"], "left")
+    return joined.withColumns(
+        {"at": F.coalesce("next.at", "_after"), "previous_at": F.coalesce("past.at.timestamp", "_before")}
+    )
 
 
 def last_streams(streams: DataFrame) -> DataFrame:
@@ -444,10 +500,10 @@ def open_gaps(gaps: DataFrame, severity: Severity, losses: Collection[AcceptedLo
 
 
 def clashes(numbers: DataFrame) -> DataFrame:
-    """`numbers` → FINDINGS: numbers with several ids, which a reader of committed records must never see."""
+    """NUMBERS → FINDINGS: numbers with several ids, which a reader of committed records must never see."""
     rows = numbers.where((F.col("ids") > 1) & F.col("at.inside"))
     detail = F.format_string(
-        "term %d, lane %d, producer %d: number %d has %d ids", "term", "lane", "producer", "sequence", "ids"
+        "term %d, lane %d, producer %d: number %d has %d ids", "term", "lane", "producer", "first", "ids"
     )
     return _at_record(rows, FindingKind.CLASH, Severity.VIOLATION, detail)
 

@@ -3,9 +3,10 @@
 The brokers report where topics begin and end, and whether they drop records. Offsets only delimit what is read: any
 number of records may lie between two of them.
 
-A row moves from the outbox to the archive, or to the quarantine, in one statement. All three are also read by one
-statement, through JDBC, so every committed row is in exactly one of them. Where there are many, a few sessions read a
-range of ids each: what holds for a row does not depend on other ids.
+A row moves from the outbox to the archive, or to the quarantine, in one statement. All three are also summarised by one
+statement, through JDBC, so every committed row is in exactly one of them. It returns a row for 64 ids (`blocks`). Where
+there are many, a few sessions read a range of ids each: what holds for a row does not depend on other ids. Archived
+rows that are needed themselves are read later.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 from uuid import UUID
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import StructType
 
 from harvester.errors import BrokerUnavailable, SchemaError
 from harvester.outbox import archive
@@ -28,8 +31,9 @@ from harvester.outbox.shape import INIT_HINT, OutboxShape
 from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable, as_bytes
 from harvester.pipeline import schemas, source, streaming, tables
+from harvester.pipeline.audit import checks
 from harvester.pipeline.audit.checks import AcceptedLoss
-from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, RECORDS, RecordSource
+from harvester.pipeline.audit.schemas import BITS, GIVEN_UP, HISTORY, HISTORY_BLOCKS, RECORDS, RecordSource
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.jdbc import JdbcSource
 from harvester.pipeline.lake.batch import batch_name, done_again, ids_file
@@ -204,7 +208,9 @@ def from_lake(spark: SparkSession, root: str, since: datetime | None, checkpoint
     store = open_store(spark, root)
     where = checkpoint or store.beside("checkpoint")
     before = half_written(spark, where)
-    rows = spark.sql(schemas.bronze(store.at, store.header(), before))
+    # One version, however often it is read: an erasure meanwhile would look like a loss.
+    versions = {table: store.as_of(table, store.version(table)) for table in ("silver", "repeats", "rejects")}
+    rows = spark.sql(schemas.bronze(versions.__getitem__, store.header(), before))
     if since is not None:
         rows = rows.where(F.col("timestamp") >= F.lit(since))
     last = streaming.planned(spark, where, int(before) - 1) if before is not None else None
@@ -295,10 +301,12 @@ def _losses(noted: DataFrame, records: DataFrame) -> tuple[AcceptedLoss, ...]:
 _NO_END = 2**63 - 1
 
 
-def erased(spark: SparkSession, root: str) -> DataFrame | None:
-    """The numbers of the records that were erased from a lake, as GIVEN_UP."""
-    store, name = open_store(spark, root), schemas.ERASURES_TABLE.name
-    return store.table(name).select(*GIVEN_UP.names).distinct() if store.exists(name) else None
+def given_up(spark: SparkSession, root: str | None, origins: DataFrame, records: DataFrame) -> DataFrame:
+    """`checks.given_up`, and the numbers of the records that were erased from a lake, if it is one."""
+    found, name = checks.given_up(origins, records), schemas.ERASURES_TABLE.name
+    if root is None or not (store := open_store(spark, root)).exists(name):
+        return found
+    return found.unionByName(store.table(name).select(*GIVEN_UP.names)).distinct()
 
 
 def _archived_erasures(store: TableStore) -> tuple[AcceptedLoss, ...]:
@@ -405,23 +413,26 @@ def query(table: OutboxTable, facts: HistoryFacts, since: datetime | None) -> st
     """One SELECT with the columns of HISTORY. `since`: omits rows that were purged earlier."""
     key = as_bytes("kafka_key", facts.shape.key_type)
     partition = "kafka_partition" if facts.shape.has_partition else "NULL::integer"
-    # Archived rows have no incarnation if they were written while the term table was empty.
-    current = f"'{facts.incarnation}'"
-    since_sql = "" if since is None else f" WHERE purged_at >= '{since.astimezone(UTC).isoformat()}'"
     outbox = f"{columns.published(table, facts.shape)} o"
     parts = [
-        _select(RecordSource.OUTBOX, outbox, incarnation=current, partition=partition, key=key),
+        _select(RecordSource.OUTBOX, outbox, incarnation=f"'{facts.incarnation}'", partition=partition, key=key),
         _select(RecordSource.QUARANTINE, table.quarantine, key=key, at="quarantined_at", origin="origin"),
-        _select(
-            RecordSource.ARCHIVE, table.archive, incarnation=f"coalesce(incarnation::text, {current})", at="purged_at"
-        ) + since_sql,
-    ]  # fmt: skip
-    return " UNION ALL ".join(parts if facts.has_archive else parts[:2])
+    ]
+    return " UNION ALL ".join([*parts, _archived(table.archive, facts, since)] if facts.has_archive else parts)
+
+
+def _archived(rows: str, facts: HistoryFacts, since: datetime | None) -> str:
+    # Archived rows have no incarnation if they were written while the term table was empty.
+    own = f"coalesce(incarnation::text, '{facts.incarnation}')"
+    purged = "" if since is None else f" WHERE purged_at >= '{since.astimezone(UTC).isoformat()}'"
+    return _select(RecordSource.ARCHIVE, rows, incarnation=own, at="purged_at") + purged
 
 
 def read_query(spark: SparkSession, jdbc: JdbcSource, statement: str, ids: tuple[int, int] = (0, 0)) -> DataFrame:
     """The rows of a query in PostgreSQL, lazily. With many `ids`, each of several sessions reads a range of them."""
-    options = {**jdbc.options, "dbtable": f"({statement}) AS history", "fetchsize": str(_FETCH_ROWS)}
+    # Conditions that Spark passes on would be evaluated with PostgreSQL's collations, and times in Java's zone.
+    own = {"dbtable": f"({statement}) AS history", "fetchsize": str(_FETCH_ROWS), "pushDownPredicate": "false"}
+    options = {**jdbc.options, **own}
     low, high = ids
     sessions = min(SESSIONS, 1 + (high - low) // _IDS_A_SESSION)
     if sessions > 1:  # the first and the last range are open-ended
@@ -431,10 +442,50 @@ def read_query(spark: SparkSession, jdbc: JdbcSource, statement: str, ids: tuple
 
 
 def read_history(spark: SparkSession, jdbc: JdbcSource, statement: str, ids: tuple[int, int]) -> DataFrame:
-    """`query` → HISTORY, lazily; partitioned by incarnation and id. Each of several sessions reads a range of `ids`."""
-    rows = read_query(spark, jdbc, statement, ids)
-    named = rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in HISTORY))
-    return named.repartition("incarnation", "id")
+    """`query` → HISTORY, lazily. Each of several sessions reads a range of `ids`."""
+    return _typed(read_query(spark, jdbc, statement, ids), HISTORY)
+
+
+def read_blocks(spark: SparkSession, jdbc: JdbcSource, statement: str, ids: tuple[int, int]) -> DataFrame:
+    """`query` → HISTORY_BLOCKS, lazily; summarised by the database, in several sessions if there are many `ids`."""
+    low, high = ids
+    step = max(_IDS_A_SESSION, -(-(high - low + 1) // SESSIONS))
+    cuts = list(range(low + step, high + 1, step))  # the first and the last range are open-ended
+    parts = []
+    for first, end in zip([None, *cuts], [*cuts, None], strict=True):
+        inside = [*([] if first is None else [f"id >= {first}"]), *([] if end is None else [f"id < {end}"])]
+        # Texts are compared last, and byte by byte: with a locale it takes several times as long.
+        summary = (
+            f'SELECT source, incarnation, topic COLLATE "C" AS topic, id >> {BITS} AS block, count(*) AS rows,'
+            f" bit_or(1::bigint << (id & {2**BITS - 1})::integer) AS ids, min(at) AS first_at, max(at) AS last_at,"
+            " string_agg(encode(origin, 'hex'), ' ') AS origins"
+            f" FROM ({statement}) AS known WHERE {' AND '.join(inside) or 'true'} GROUP BY 4, 3, 2, 1"
+        )
+        parts.append(read_query(spark, jdbc, summary))
+    return _typed(reduce(DataFrame.unionByName, parts), HISTORY_BLOCKS)
+
+
+MOST_BLOCKS = 20_000
+"""If the archived rows of more blocks are needed, the whole archive is read."""
+
+
+def read_archived(
+    spark: SparkSession, jdbc: JdbcSource, table: OutboxTable, facts: HistoryFacts, since: datetime | None,
+    blocks: Collection[int],
+) -> DataFrame:  # fmt: skip
+    """The archive's rows in these blocks, as HISTORY; of all blocks if there are many. `since`: as in `query`."""
+    if len(blocks) > MOST_BLOCKS:
+        return read_history(spark, jdbc, _archived(table.archive, facts, since), facts.ids)
+    # A plain join would be planned as if a third of the archive were in each range: by reading all of it.
+    rows = (
+        f"unnest('{{{','.join(map(str, blocks))}}}'::bigint[]) AS wanted (block) CROSS JOIN LATERAL (SELECT * FROM"
+        f" {table.archive} WHERE id >= block << {BITS} AND id <= (block << {BITS}) + {2**BITS - 1} OFFSET 0) AS kept"
+    )
+    return read_history(spark, jdbc, _archived(rows, facts, since), (0, 0))
+
+
+def _typed(rows: DataFrame, schema: StructType) -> DataFrame:
+    return rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in schema))
 
 
 def _select(

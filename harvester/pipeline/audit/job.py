@@ -1,8 +1,9 @@
 """The job `audit`: checks whether the topics contain what the database says was delivered, once and in order.
 
 The order of its steps makes it correct while the harvester runs: first the history (purged rows had been acknowledged
-before), then the ends of the topics, then the records up to there. Records are decoded once and kept, and every figure
-is computed from them: `checks`, `sequences` and `skew` define frames, which are collected here.
+before), then the ends of the topics, then the records up to there. `blocks` finds the records that need a closer look;
+`checks` and `skew` define frames, which are collected here. The records of topics are read once and kept, those of a
+lake, which are read quickly, several times.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import StructType
 from pyspark.sql.window import Window
 
 from harvester.errors import ExitCode
 from harvester.origin import HEADER
 from harvester.outbox.tables import OutboxTable
 from harvester.pipeline import tables
-from harvester.pipeline.audit import checks, inputs, skew
+from harvester.pipeline.audit import blocks, checks, inputs, skew
 from harvester.pipeline.audit.checks import ProducerStream
-from harvester.pipeline.audit.inputs import history_facts, query, read_history, read_so_far, whole_since
+from harvester.pipeline.audit.inputs import history_facts, query, read_so_far, whole_since
 from harvester.pipeline.audit.report import (
     EXAMPLES,
     AuditFinding,
@@ -42,6 +44,7 @@ from harvester.pipeline.audit.schemas import (
     FINDINGS,
     FINDINGS_TABLE,
     HISTORY,
+    HISTORY_BLOCKS,
     FindingKind,
     RecordSource,
     Severity,
@@ -138,8 +141,9 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
             open_store(spark, settings.to).prepare([FINDINGS_TABLE, AUDITS_TABLE])
         past = _history(spark, settings, began, kept, progress)
         given = _input(spark, settings, began, progress)
-        rows = inputs.trimmed(given.bronze, settings.since, settings.until, settings.notice_topic)
-        records = keep(rows, kept)
+        records = inputs.trimmed(given.bronze, settings.since, settings.until, settings.notice_topic)
+        if settings.lake is None:
+            records = keep(records, kept)
         read = read_so_far(records)
         whole_input = read.values()
         count, foreign = sum(one.records for one in whole_input), sum(one.foreign for one in whole_input)
@@ -153,39 +157,41 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         behind = inputs.behind(spark, settings.kafka, given, read, until)
         doubtful = {*compacted, *(topic for topic, _ in emptied), *behind}
         notes = inputs.lake_notes(spark, settings.lake, records, began)
-        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful, (*notes.losses, *notes.erasures))
+        scope = checks.AuditScope(topics, settings.since, until, whole, doubtful, (*notes.losses, *notes.erasures))
 
-        marked = keep(checks.marked(records, notes.anew), kept)
-        streams = collect_streams(checks.streams(marked))
-        progress(f"{len(streams):,} producers; comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
-        given_up = checks.given_up(past.frame, records)
-        if settings.lake is not None and (erased := inputs.erased(spark, settings.lake)) is not None:
-            given_up = given_up.unionByName(erased).distinct()
-        numbers = checks.numbers(marked, given_up)
-        last = checks.last_streams(checks.streams(marked))
-        gaps = keep(checks.gaps(numbers, last, whole, _earlier(past.read_at, latest)), kept)
-        found = keep(checks.found(checks.archived(past.frame, bounds), marked), kept)
+        progress(f"comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
+        compared = _compare(records, past, scope, notes.anew, kept)
+        marked = compared.marked
+        progress("looking for lost, repeated, misordered and missing records")
+        given_up = inputs.given_up(spark, settings.lake, blocks.origins(past.blocks), records)
+        stretches = keep(checks.number_blocks(marked), kept)
+        numbers = keep(checks.numbers(stretches, marked, keep(given_up, kept)), kept)
+        streams, last = collect_streams(checks.streams(stretches)), checks.last_streams(checks.streams(stretches))
+        gaps = keep(checks.gaps(numbers, marked, last, whole, _earlier(past.read_at, latest)), kept)
+        places = keep(skew.places(marked), kept)
         tallies = collect_tallies(
             checks.of_holes(gaps),
-            checks.of_archive(found),
-            checks.of_outbox(past.frame, marked),
-            checks.of_records(marked),
+            checks.of_archive(compared.found),
+            blocks.tallies(compared.blocks),
+            checks.of_records(places),
         )
-        progress("looking for lost, repeated, misordered and missing records")
         # The records waiting in the outbox may have these numbers.
         waiting = tallies.get(checks.SequenceHole.OPEN, 0) <= tallies[checks.PENDING]
-        places = keep(skew.places(marked), kept)
         parts = [
-            checks.lost(found, bounds),
+            checks.lost(compared.found, scope),
             checks.findings(
-                marked, repeats=_severity(settings.once), swaps=_severity(settings.serial_keys), anew=notes.anew
+                compared.examined,
+                repeats=_severity(settings.once),
+                swaps=_severity(settings.serial_keys),
+                anew=notes.anew,
             ),
             checks.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting)), notes.losses),
             checks.clashes(numbers),
             checks.scattered(places),
         ]
         if past.read_at is not None:
-            parts.append(checks.unexpected(marked, past.frame, past.archive_began, past.read_at))
+            strange, listed = blocks.in_blocks(compared.examined, compared.blocks), blocks.listed_ids(compared.blocks)
+            parts.append(checks.unexpected(strange, listed, past.archive_began, past.read_at))
         findings = keep(reduce(lambda one, other: one.unionByName(other), parts), kept)
         grouped = collect_findings(findings)
         progress("measuring latency, keys and shards")
@@ -212,10 +218,40 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
-    """The history and facts about it. Without a history, `read_at` is None and the frame is empty."""
+class _Compared:
+    """`blocks`: BLOCKS; `examined`, `marked`: of these records and of all; `found`: of the archive's reread rows."""
 
-    frame: DataFrame
+    blocks: DataFrame
+    examined: DataFrame
+    marked: DataFrame
+    found: DataFrame
+
+
+def _compare(
+    records: DataFrame, past: _Past, scope: checks.AuditScope, anew: Collection[str], kept: ExitStack
+) -> _Compared:
+    sent = records.where(F.col("problem").isNull())
+    expected = checks.expected(past.archive_began, past.read_at or _NEVER)
+    compared = keep(blocks.compared(blocks.of_records(sent, expected), past.blocks, scope), kept)
+    disordered = keep(blocks.disordered(sent, anew), kept)
+    some, fine = blocks.split(sent, compared, disordered)
+    examined = keep(checks.marked(some, anew), kept)
+    rows = keep(blocks.reread_rows(past.archived(compared), compared), kept)
+    if not blocks.are_all(rows, compared):
+        raise AuditUnfinished("rows were removed from the archive during the audit", hint="repeat it")
+    found = keep(checks.found(checks.archived(rows, scope), examined), kept)
+    return _Compared(compared, examined, fine.unionByName(examined), found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """The history and facts about it. Without a history, `read_at` is None and the frames are empty.
+
+    `blocks`: HISTORY_BLOCKS; `archived`: BLOCKS → the archive's rows of those that are to be reread, as HISTORY.
+    """
+
+    blocks: DataFrame
+    archived: Callable[[DataFrame], DataFrame]
     rows: Mapping[str, int] = field(default_factory=dict)
     topics: frozenset[str] = frozenset()
     has_archive: bool = False
@@ -230,15 +266,27 @@ class _Past:
 def _history(
     spark: SparkSession, settings: AuditSettings, began: datetime | None, kept: ExitStack, progress: Progress
 ) -> _Past:
+    nothing = _empty(spark, HISTORY)
     if settings.dsn is None:
-        # Rows made in Python would require Python on the executors.
-        return _Past(spark.range(0).select(*(F.lit(None).cast(one.dataType).alias(one.name) for one in HISTORY)))
+        return _Past(_empty(spark, HISTORY_BLOCKS), lambda _: nothing)
     jdbc = jdbc_source(settings.dsn)
     facts = history_facts(settings.dsn, settings.table)
-    frame = keep(read_history(spark, jdbc, query(settings.table, facts, began), facts.ids), kept)
-    rows, topics, oldest = collect_history(frame)
+    listed = query(settings.table, facts, began)
+    summary = keep(inputs.read_blocks(spark, jdbc, listed, facts.ids), kept)
+    rows, topics, oldest = collect_history(summary)
     progress(f"{sum(rows.values()):,} rows of history read from {settings.table}")
-    return _Past(frame, rows, topics, facts.has_archive, oldest, facts.at)
+
+    def archived(compared: DataFrame) -> DataFrame:
+        few = compared.where("reread").select("block").distinct().limit(inputs.MOST_BLOCKS + 1)
+        wanted = [row["block"] for row in few.collect()]
+        return inputs.read_archived(spark, jdbc, settings.table, facts, began, wanted) if wanted else nothing
+
+    return _Past(summary, archived, rows, topics, facts.has_archive, oldest, facts.at)
+
+
+def _empty(spark: SparkSession, schema: StructType) -> DataFrame:
+    # Rows made in Python would require Python on the executors.
+    return spark.range(0).select(*(F.lit(None).cast(one.dataType).alias(one.name) for one in schema))
 
 
 def _input(spark: SparkSession, settings: AuditSettings, began: datetime | None, progress: Progress) -> inputs.Input:
@@ -296,9 +344,9 @@ def collect_streams(streams: DataFrame) -> tuple[ProducerStream, ...]:
 
 
 def collect_history(history: DataFrame) -> tuple[dict[str, int], frozenset[str], datetime | None]:
-    """HISTORY → the number of rows by source, the topics of the archive's rows, and the archive's beginning."""
+    """HISTORY_BLOCKS → the number of rows by source, the topics of the archive's rows, and the archive's beginning."""
     rows = tables.collected(
-        history.groupBy("source", "topic").agg(F.count(F.lit(1)).alias("rows"), F.min("at").alias("oldest"))
+        history.groupBy("source", "topic").agg(F.sum("rows").alias("rows"), F.min("first_at").alias("oldest"))
     )
     counts = Counter[str]()
     for row in rows:
@@ -309,9 +357,11 @@ def collect_history(history: DataFrame) -> tuple[dict[str, int], frozenset[str],
 
 
 def collect_tallies(*tallies: DataFrame) -> dict[str, int]:
-    """Collects pairs of name and value from all frames at once."""
-    rows = reduce(lambda one, other: one.unionByName(other), tallies).collect()
-    return {row["name"]: int(row["value"]) for row in rows}
+    """Collects pairs of name and value from all frames at once; adds up the values of a name."""
+    found = Counter[str]()
+    for row in reduce(lambda one, other: one.unionByName(other), tallies).collect():
+        found[row["name"]] += int(row["value"])
+    return found
 
 
 def collect_findings(findings: DataFrame) -> tuple[FindingGroup, ...]:

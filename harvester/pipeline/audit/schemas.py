@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import StructField
 
 from harvester.pipeline.schemas import PLACE, Table, struct
 
@@ -75,8 +76,43 @@ HISTORY = struct(
 )
 """The rows in the database. `at`: when it was purged or quarantined."""
 
+HISTORY_BLOCKS = struct(
+    "source string, incarnation string, topic string, block bigint, rows bigint, ids bigint, first_at timestamp,"
+    " last_at timestamp, origins string"
+)
+"""The rows in the database by block of ids. `ids`: a bit for each; `first_at`, `last_at`: of `at`.
+
+`origins`: of quarantined rows, in hex, with spaces between.
+"""
+
+BLOCKS = struct(
+    "incarnation string, block bigint, known bigint, archived bigint, rows bigint, pending int, reread boolean,"
+    " examined boolean"
+)
+"""Records and history by block of ids. `known`, `archived`: the bits of what the history, or the archive, lists.
+
+`rows`: of the archive, those in the range; `pending`: of the outbox, those without a record.
+"""
+
+BITS = 6
+
+
+def block(number: str) -> Column:
+    """A column of ids or other numbers → the block of 64 that each is in."""
+    return F.expr(f"shiftright({number}, {BITS})")
+
+
+def bit(number: str) -> Column:
+    """A column of numbers → a number with the bit set that stands for each within its block."""
+    return F.expr(f"shiftleft(1L, CAST({number} & {2**BITS - 1}L AS INT))")
+
+
 GIVEN_UP = struct(_STREAM, "sequence bigint")
 """The numbers of records that were given up or erased."""
+
+_AT = struct("timestamp timestamp, topic string, partition int, offset bigint, id bigint, inside boolean")
+NUMBERS = struct(_STREAM, "first bigint, last bigint, ids int", StructField("at", _AT))
+"""Numbers of a stream. `ids`: how many ids have each; 0: it was given up. `at`: the latest record of a single one."""
 
 FINDINGS = struct(_FINDING)
 """A row for each finding. `at`: Kafka's time of the record; for a lost one, the time of its purge."""

@@ -64,10 +64,10 @@ _ENOUGH = 0.75  # of what the best number of shards would carry
 
 
 def places(marked: DataFrame) -> DataFrame:
-    """MARKED → (topic, key, partition, records)."""
-    assert "key" in MARKED.names
-    inside = marked.where("inside")
-    return inside.groupBy("topic", "key", "partition").agg(F.count(F.lit(1)).alias("records"))
+    """MARKED → (topic, key, partition, records, ids): what is in the range; `ids`: first deliveries."""
+    assert {"key", "first"} <= set(MARKED.names)
+    counts = F.count(F.lit(1)).alias("records"), F.count_if("first").alias("ids")
+    return marked.where("inside").groupBy("topic", "key", "partition").agg(*counts)
 
 
 def hot_keys(places: DataFrame) -> DataFrame:
