@@ -46,6 +46,20 @@ def struct(*columns: str | StructField) -> StructType:
     return StructType(fields)
 
 
+BITS = 6
+"""Ids are summarised in stretches of 64, a bit each."""
+
+
+def block(number: str) -> str:
+    """The stretch of 64 that a number is in."""
+    return f"shiftright({number}, {BITS})"
+
+
+def bit(number: str) -> str:
+    """The bit that stands for a number within its stretch."""
+    return f"shiftleft(1L, CAST({number} & {2**BITS - 1}L AS INT))"
+
+
 PLACE = "topic string, partition int, offset bigint, timestamp timestamp"
 _CONTENT = "key binary, value binary, headers headers"
 _ORIGIN = (

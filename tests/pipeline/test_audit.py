@@ -244,7 +244,7 @@ def test_a_loss_has_no_room_for_more_than_it_had(spark: SparkSession, tmp_path: 
     stretches = checks.number_blocks(marked)
     numbers = checks.numbers(stretches, marked, checks.given_up(past, records))
     last = checks.last_streams(checks.streams(stretches))
-    gaps = checks.gaps(numbers, marked, last, None, None).localCheckpoint()
+    gaps = checks.gaps(checks.holes(numbers), marked, last, None, None).localCheckpoint()
 
     def judged(*losses: tuple[int, int | None]) -> list[tuple[str, str, int, list[int | None]]]:
         note(spark, root, "orders", *losses)

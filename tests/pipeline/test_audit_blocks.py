@@ -23,11 +23,10 @@ from harvester.pipeline.audit.schemas import (
     MARKED,
     RECORDS,
     Severity,
-    bit,
-    block,
 )
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.jdbc import jdbc_source
+from harvester.pipeline.schemas import bit, block
 from tests.support.audits import Scene, Sent, at, history, records
 from tests.support.databases import TABLE
 from tests.support.lakes import make_lake
@@ -86,8 +85,8 @@ def scene(incarnation: UUID, wrong: list[tuple[Any, ...]]) -> tuple[list[Sent], 
 
 def summarised(past: DataFrame) -> DataFrame:
     """HISTORY → HISTORY_BLOCKS, as PostgreSQL does it."""
-    rows = past.groupBy("source", "incarnation", "topic", block("id").alias("block")).agg(
-        F.count(F.lit(1)).alias("rows"), F.bit_or(bit("id")).alias("ids"), F.min("at").alias("first_at"),
+    rows = past.groupBy("source", "incarnation", "topic", F.expr(block("id")).alias("block")).agg(
+        F.count(F.lit(1)).alias("rows"), F.bit_or(F.expr(bit("id"))).alias("ids"), F.min("at").alias("first_at"),
         F.max("at").alias("last_at"), F.array_join(F.collect_list(F.hex("origin")), " ").alias("origins"),
     )  # fmt: skip
     return rows.select(*HISTORY_BLOCKS.names).localCheckpoint()

@@ -123,7 +123,7 @@ def test_numbers_are_judged_as_verify_judges_them(
     stretches = checks.number_blocks(kept)
     numbers = checks.numbers(stretches, kept, checks.given_up(history(spark, *past), frame))
     last = checks.last_streams(checks.streams(stretches))
-    gaps = checks.gaps(numbers, kept, last, None, None)
+    gaps = checks.gaps(checks.holes(numbers), kept, last, None, None)
     size = F.sum(F.col("last") - F.col("first") + 1).alias("size")
     counted = (
         gaps.groupBy("hole")
@@ -151,7 +151,7 @@ def test_a_gap_is_told_with_the_record_that_comes_next(spark: SparkSession) -> N
     stretches = checks.number_blocks(kept)
     numbers = checks.numbers(stretches, kept, checks.given_up(history(spark), frame)).persist()
     last = checks.last_streams(checks.streams(stretches))
-    gaps = checks.gaps(numbers, kept, last, None, at(60)).persist()
+    gaps = checks.gaps(checks.holes(numbers), kept, last, None, at(60)).persist()
     assert_rows(
         gaps,
         [
@@ -173,7 +173,7 @@ def test_a_gap_is_told_with_the_record_that_comes_next(spark: SparkSession) -> N
         ],
     )  # fmt: skip
     # What retention removed is no gap: the first record that is whole is that of number 3.
-    edges = checks.gaps(numbers, kept, last, at(1), at(60))
+    edges = checks.gaps(checks.holes(numbers), kept, last, at(1), at(60))
     assert_rows(
         edges.where("hole = 'at the edge of what was read'"), [{"lane": 0, "first": 2}, {"lane": 1, "first": 1}]
     )

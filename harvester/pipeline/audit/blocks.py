@@ -1,4 +1,4 @@
-"""Where records may be wrong: blocks of ids, and keys, found without comparing records one by one.
+"""Finds the records that an audit must examine, by blocks of ids and hashes of keys, without comparing all of them.
 
 An audit of ten million records would sort and join all of them several times to find the few that are wrong. So it
 first summarises what both sides have of each *block*, a stretch of 64 ids, in one number: a bit for each id. PostgreSQL
@@ -27,15 +27,16 @@ from pyspark.sql.window import Window
 
 from harvester.pipeline.audit import checks
 from harvester.pipeline.audit.checks import ARCHIVED, BEYOND, DELIVERED, PENDING, AuditScope, named, place_in_log
-from harvester.pipeline.audit.schemas import BITS, BLOCKS, HISTORY_BLOCKS, MARKED, RECORDS, RecordSource, bit, block
+from harvester.pipeline.audit.schemas import BLOCKS, HISTORY_BLOCKS, MARKED, RECORDS, RecordSource
+from harvester.pipeline.schemas import BITS, bit, block
 
 BLOCK = ("incarnation", "block")
 
 
 def of_records(records: DataFrame, expected: Column) -> DataFrame:
     """RECORDS with an origin → (BLOCK, records, ids, expected): their number, and the bits of all and of these."""
-    one = bit("id")
-    return records.groupBy("incarnation", block("id").alias("block")).agg(
+    one = F.expr(bit("id"))
+    return records.groupBy("incarnation", F.expr(block("id")).alias("block")).agg(
         F.count(F.lit(1)).alias("records"),
         F.bit_or(one).alias("ids"),
         F.bit_or(F.when(expected, one).otherwise(F.lit(0))).alias("expected"),
@@ -85,7 +86,7 @@ def tallies(blocks: DataFrame) -> DataFrame:
 def in_blocks(marked: DataFrame, blocks: DataFrame) -> DataFrame:
     """MARKED → those in blocks that are examined: without the records that are examined because of their key."""
     wanted = blocks.where("examined").select(*BLOCK)
-    return checks.among(marked.withColumn("block", block("id")), wanted, BLOCK).select(*MARKED.names)
+    return checks.matching(marked.withColumn("block", F.expr(block("id"))), wanted, BLOCK).select(*MARKED.names)
 
 
 def origins(history: DataFrame) -> DataFrame:
@@ -96,20 +97,24 @@ def origins(history: DataFrame) -> DataFrame:
 
 def listed_ids(blocks: DataFrame) -> DataFrame:
     """BLOCKS → (incarnation, id): what the history listed, in blocks that are examined."""
-    places = F.expr("filter(sequence(0, 63), place -> shiftright(known, place) & 1L = 1L)")
+    places = F.expr(f"filter(sequence(0, {2**BITS - 1}), place -> getbit(known, place) = 1)")
     rows = blocks.where("examined").select("incarnation", "block", F.explode(places).alias("place"))
     return rows.select("incarnation", F.expr(f"shiftleft(block, {BITS}) + place").alias("id"))
 
 
 def reread_rows(archive: DataFrame, blocks: DataFrame) -> DataFrame:
     """HISTORY and BLOCKS → the rows of blocks that are to be reread, as far as they were archived before."""
-    rows = archive.withColumn("block", block("id"))
+    rows = archive.withColumn("block", F.expr(block("id")))
     wanted = checks.small(blocks.where("reread").select(*BLOCK, "archived"))
-    return rows.join(wanted, list(BLOCK)).where(F.col("archived").bitwiseAND(bit("id")) != 0).drop("block", "archived")
+    return (
+        rows.join(wanted, list(BLOCK))
+        .where(F.col("archived").bitwiseAND(F.expr(bit("id"))) != 0)
+        .drop("block", "archived")
+    )
 
 
 def are_all(rows: DataFrame, blocks: DataFrame) -> bool:
-    """Whether `reread_rows` has every id that was archived in these blocks when they were summarised."""
+    """True if `reread_rows` has every id that was archived in these blocks when they were summarised."""
     wanted = blocks.where("reread").agg(F.sum(F.bit_count("archived"))).collect()[0][0]
     return not wanted or rows.select("incarnation", "id").distinct().count() == wanted
 
@@ -117,18 +122,15 @@ def are_all(rows: DataFrame, blocks: DataFrame) -> bool:
 def disordered(records: DataFrame, anew: Collection[str] = ()) -> DataFrame:
     """RECORDS with an origin → (key_hash): of the keys with a record right after one with a higher id.
 
-    `anew`: as in `checks.marked`.
+    `anew`: recreated topics, whose records are ordered by their timestamps.
     """
-    places = {f"_place{number}": one for number, one in enumerate(place_in_log(anew))}
-    rows = records.where(F.col("key").isNotNull()).select(
-        _key_hash(), "id", *(places[name].alias(name) for name in places)
-    )
-    key = Window.partitionBy("key_hash").orderBy(*places)
+    rows = records.where(F.col("key").isNotNull()).withColumn("key_hash", _key_hash())
+    key = Window.partitionBy("key_hash").orderBy(*place_in_log(anew))
     return rows.withColumn("_before", F.lag("id").over(key)).where("_before > id").select("key_hash").distinct()
 
 
 def _key_hash() -> Column:
-    return F.xxhash64("topic", "partition", "incarnation", "key").alias("key_hash")
+    return F.xxhash64("topic", "partition", "incarnation", "key")
 
 
 def split(records: DataFrame, blocks: DataFrame, keys: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -137,7 +139,7 @@ def split(records: DataFrame, blocks: DataFrame, keys: DataFrame) -> tuple[DataF
     examined = blocks.where("examined").select(*BLOCK, F.lit(True).alias("_block"))
     if examined.isEmpty() and keys.isEmpty():
         return records.where(F.lit(False)), records.withColumns(fine).select(*MARKED.names)
-    rows = records.withColumns({"block": block("id"), "key_hash": _key_hash()})
+    rows = records.withColumns({"block": F.expr(block("id")), "key_hash": _key_hash()})
     rows = rows.join(checks.small(examined), list(BLOCK), "left")
     rows = rows.join(checks.small(keys.withColumn("_key", F.lit(True))), "key_hash", "left")
     wrong = F.col("_block").isNotNull() | (F.col("_key").isNotNull() & F.col("key").isNotNull())

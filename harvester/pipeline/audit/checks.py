@@ -42,12 +42,10 @@ from harvester.pipeline.audit.schemas import (
     FindingKind,
     RecordSource,
     Severity,
-    bit,
-    block,
     finding,
 )
 from harvester.pipeline.origin_columns import bronze_columns
-from harvester.pipeline.schemas import KAFKA
+from harvester.pipeline.schemas import KAFKA, bit, block
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +193,7 @@ def marked(records: DataFrame, anew: Collection[str] = ()) -> DataFrame:
 
 
 def place_in_log(anew: Collection[str]) -> tuple[Column, Column]:
-    """What the records of a partition are ordered by. `anew`: as in `marked`."""
+    """The columns that give the order of a partition's records. `anew`: topics that are ordered by timestamps."""
     return F.when(_among(anew), F.col("timestamp")), F.col("offset")
 
 
@@ -291,14 +289,19 @@ def of_records(places: DataFrame) -> DataFrame:
 _SMALL = 200_000
 
 
-def among(rows: DataFrame, wanted: DataFrame, by: Collection[str]) -> DataFrame:
-    """The rows that match one that is wanted; if there are none, nothing is read. Looks at the wanted ones at once."""
-    return rows.where(F.lit(False)) if wanted.isEmpty() else rows.join(small(wanted), list(by), "left_semi")
+def matching(rows: DataFrame, wanted: DataFrame, by: Collection[str]) -> DataFrame:
+    """The rows that match one that is wanted. Counts these at once; if there are none, nothing is read later."""
+    count = wanted.count()
+    return rows.join(_sent(wanted, count), list(by), "left_semi") if count else rows.where(F.lit(False))
 
 
 def small(rows: DataFrame) -> DataFrame:
-    """The same; sent to each task if they are few."""
-    return F.broadcast(rows) if rows.count() <= _SMALL else rows
+    """The same, counted at once; sent to each task if they are few."""
+    return _sent(rows, rows.count())
+
+
+def _sent(rows: DataFrame, count: int) -> DataFrame:
+    return F.broadcast(rows) if count <= _SMALL else rows
 
 
 def named(rows: DataFrame, counts: Mapping[str, Column]) -> DataFrame:
@@ -388,9 +391,9 @@ def given_up(origins: DataFrame, records: DataFrame) -> DataFrame:
 def number_blocks(marked: DataFrame) -> DataFrame:
     """MARKED → (STREAM, block, records, bits, first, last, first_at, last_at): what is there of 64 numbers each."""
     assert set(_NUMBER) <= set(MARKED.names)
-    return marked.groupBy(*STREAM, block("sequence").alias("block")).agg(
+    return marked.groupBy(*STREAM, F.expr(block("sequence")).alias("block")).agg(
         F.count(F.lit(1)).alias("records"),
-        F.bit_or(bit("sequence")).alias("bits"),
+        F.bit_or(F.expr(bit("sequence"))).alias("bits"),
         F.min("sequence").alias("first"),
         F.max("sequence").alias("last"),
         F.min("timestamp").alias("first_at"),
@@ -400,13 +403,15 @@ def number_blocks(marked: DataFrame) -> DataFrame:
 
 def numbers(blocks: DataFrame, marked: DataFrame, given_up: DataFrame) -> DataFrame:
     """`number_blocks`, MARKED and GIVEN_UP → NUMBERS: stretches that one record each has, all others one by one."""
-    named_too = given_up.select(*STREAM, block("sequence").alias("block"), F.lit(True).alias("_given_up")).distinct()
+    named_too = given_up.select(
+        *STREAM, F.expr(block("sequence")).alias("block"), F.lit(True).alias("_given_up")
+    ).distinct()
     once = (F.col("records") == F.bit_count("bits")) & (F.col("records") == F.col("last") - F.col("first") + 1)
     judged = blocks.join(named_too, [*STREAM, "block"], "left").withColumn("whole", once & F.col("_given_up").isNull())
     nowhere = F.lit(None).cast(NUMBERS["at"].dataType).alias("at")
     stretches = judged.where("whole").select(*STREAM, "first", "last", F.lit(1).alias("ids"), nowhere)
     rest = judged.where("NOT whole").select(*STREAM, "block")
-    rows = among(marked.withColumn("block", block("sequence")), rest, (*STREAM, "block"))
+    rows = matching(marked.withColumn("block", F.expr(block("sequence"))), rest, (*STREAM, "block"))
     seen = rows.groupBy(*_NUMBER).agg(F.size(F.collect_set("id")).alias("ids"), F.max(_at()).alias("at"))
     single = seen.join(given_up, list(_NUMBER), "full_outer").select(
         *STREAM, F.col("sequence").alias("first"), F.col("sequence").alias("last"), F.coalesce("ids", F.lit(0)), "at"
@@ -418,20 +423,15 @@ def _at() -> Column:
     return F.struct("timestamp", "topic", "partition", "offset", "id", "inside")
 
 
-def gaps(
-    numbers: DataFrame, marked: DataFrame, last: DataFrame, whole: datetime | None, read_at: datetime | None
-) -> DataFrame:
-    """NUMBERS, MARKED and `last_streams` → the missing numbers `first` … `last` of a stream, and why: `hole`.
+def holes(numbers: DataFrame) -> DataFrame:
+    """NUMBERS → the missing numbers `first` … `last` of a stream, and whether they are `given_up`.
 
-    `at`: the next record; `previous_at`: the time of the record before. `whole`: the time from which the topics are
-    complete; None: from their beginning. `read_at`: the time up to which they are complete, or at which the outbox was
-    read; a hole is RECENT if its next record is later. None: no hole is.
+    `next` and `past`: the next and the last number with a record, and where that is (`at`), if it is known.
     """
     before = Window.partitionBy(*STREAM).orderBy("first")
     # Sorted descending: a window ahead would be quadratic.
     behind = Window.partitionBy(*STREAM).orderBy(F.desc("first"))
     up_to_here = behind.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # `next` and `past`: the next and the last number with a record, and where that is, if it is known.
     first, end = (F.when(F.col("ids") > 0, F.struct(F.col(one).alias("number"), "at")) for one in ("first", "last"))
     rows = (
         numbers.withColumn("next", F.last(first, ignorenulls=True).over(up_to_here))
@@ -445,9 +445,21 @@ def gaps(
         return (*STREAM, first.alias("first"), last.alias("last"), "next", "past", known)
 
     number, previous = F.col("first"), F.col("previous")
-    holes = rows.where(number > previous + 1).select(*missing(previous + 1, number - 1, given_up=False))
+    unknown = rows.where(number > previous + 1).select(*missing(previous + 1, number - 1, given_up=False))
     known = rows.where(F.col("ids") == 0).select(*missing(number, number, given_up=True))
-    found = _with_records(holes.unionByName(known), marked)
+    return unknown.unionByName(known)
+
+
+def gaps(
+    holes: DataFrame, marked: DataFrame, last: DataFrame, whole: datetime | None, read_at: datetime | None
+) -> DataFrame:
+    """`holes`, MARKED and `last_streams` → the missing numbers `first` … `last` of a stream, and why: `hole`.
+
+    `at`: the next record; `previous_at`: the time of the record before. `whole`: the time from which the topics are
+    complete; None: from their beginning. `read_at`: the time up to which they are complete, or at which the outbox was
+    read; a hole is RECENT if its next record is later. None: no hole is.
+    """
+    found = _with_records(holes, marked)
     found = found.join(F.broadcast(last.withColumn("_last", F.lit(True))), list(STREAM), "left")
     edge = F.lit(False) if whole is None else F.coalesce(F.col("previous_at") < F.lit(whole), F.lit(True))
     recent = F.lit(False) if read_at is None else F.coalesce(F.col("at.timestamp") > F.lit(read_at), F.lit(False))
@@ -466,7 +478,7 @@ def _with_records(holes: DataFrame, marked: DataFrame) -> DataFrame:
     ends = [holes.select(*STREAM, F.col(f"{name}.*")) for name in ("next", "past")]
     unknown = ends[0].union(ends[1]).where("at IS NULL AND number IS NOT NULL")
     wanted = unknown.select(*STREAM, F.col("number").alias("sequence")).distinct()
-    there = among(marked, wanted, _NUMBER).groupBy(*_NUMBER).agg(F.max(_at()).alias("at"))
+    there = matching(marked, wanted, _NUMBER).groupBy(*_NUMBER).agg(F.max(_at()).alias("at"))
     after = there.select(*STREAM, F.col("sequence").alias("_next"), F.col("at").alias("_after"))
     before = there.select(*STREAM, F.col("sequence").alias("_past"), F.col("at.timestamp").alias("_before"))
     keyed = holes.withColumns({"_next": F.col("next.number"), "_past": F.col("past.number")})

@@ -33,11 +33,12 @@ from harvester.outbox.tables import OutboxTable, as_bytes
 from harvester.pipeline import schemas, source, streaming, tables
 from harvester.pipeline.audit import checks
 from harvester.pipeline.audit.checks import AcceptedLoss
-from harvester.pipeline.audit.schemas import BITS, GIVEN_UP, HISTORY, HISTORY_BLOCKS, RECORDS, RecordSource
+from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, HISTORY_BLOCKS, RECORDS, RecordSource
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.jdbc import JdbcSource
 from harvester.pipeline.lake.batch import batch_name, done_again, ids_file
 from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.schemas import BITS
 from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
 

@@ -161,14 +161,14 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
 
         progress(f"comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
         compared = _compare(records, past, scope, notes.anew, kept)
-        marked = compared.marked
         progress("looking for lost, repeated, misordered and missing records")
         given_up = inputs.given_up(spark, settings.lake, blocks.origins(past.blocks), records)
-        stretches = keep(checks.number_blocks(marked), kept)
-        numbers = keep(checks.numbers(stretches, marked, keep(given_up, kept)), kept)
-        streams, last = collect_streams(checks.streams(stretches)), checks.last_streams(checks.streams(stretches))
-        gaps = keep(checks.gaps(numbers, marked, last, whole, _earlier(past.read_at, latest)), kept)
-        places = keep(skew.places(marked), kept)
+        stretches = keep(checks.number_blocks(compared.marked), kept)
+        numbers = keep(checks.numbers(stretches, compared.marked, keep(given_up, kept)), kept)
+        senders = keep(checks.streams(stretches), kept)
+        holes, last = keep(checks.holes(numbers), kept), checks.last_streams(senders)
+        gaps = keep(checks.gaps(holes, compared.marked, last, whole, _earlier(past.read_at, latest)), kept)
+        places = keep(skew.places(compared.marked), kept)
         tallies = collect_tallies(
             checks.of_holes(gaps),
             checks.of_archive(compared.found),
@@ -195,7 +195,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         findings = keep(reduce(lambda one, other: one.unionByName(other), parts), kept)
         grouped = collect_findings(findings)
         progress("measuring latency, keys and shards")
-        latency = collect_latency(checks.by_hour(marked))
+        streams, latency = collect_streams(senders), collect_latency(checks.by_hour(compared.marked))
         hot_keys, judged = collect_hot_keys(skew.hot_keys(places))
 
         limits = not_judged(

@@ -94,19 +94,6 @@ BLOCKS = struct(
 `rows`: of the archive, those in the range; `pending`: of the outbox, those without a record.
 """
 
-BITS = 6
-
-
-def block(number: str) -> Column:
-    """A column of ids or other numbers → the block of 64 that each is in."""
-    return F.expr(f"shiftright({number}, {BITS})")
-
-
-def bit(number: str) -> Column:
-    """A column of numbers → a number with the bit set that stands for each within its block."""
-    return F.expr(f"shiftleft(1L, CAST({number} & {2**BITS - 1}L AS INT))")
-
-
 GIVEN_UP = struct(_STREAM, "sequence bigint")
 """The numbers of records that were given up or erased."""
 

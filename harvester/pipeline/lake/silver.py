@@ -82,8 +82,8 @@ def overview(bronze: DataFrame) -> DataFrame:
 
     `at` and `ids` list all words. `other` lists only those with a repeated id, usually few, as (at, odd, records).
     """
-    bit = "shiftleft(1L, CAST(id & 63L AS INT))"
-    words = bronze.groupBy("topic", "incarnation", F.expr("shiftright(id, 6) AS at")).agg(
+    bit = schemas.bit("id")
+    words = bronze.groupBy("topic", "incarnation", F.expr(f"{schemas.block('id')} AS at")).agg(
         F.expr(f"bit_or({bit}) AS ids"),
         F.expr(f"bit_xor({bit}) AS odd"),
         F.expr("count(*) AS records"),
@@ -148,7 +148,7 @@ def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) 
     place = F.col("id").bitwiseAND(F.lit(63)).cast("int")
     named = bronze.where(F.col("problem").isNull()).select(*_NAME, *_PLACE, created_day().alias("day"))
     chosen = named.join(
-        F.broadcast(words), (F.col("i") == F.col("incarnation")) & (F.col("w") == F.shiftright("id", 6))
+        F.broadcast(words), (F.col("i") == F.col("incarnation")) & (F.col("w") == F.expr(schemas.block("id")))
     ).where(F.getbit("ids", place) == 1)
     known = F.getbit("known", place) == 1
     if asked := [one for one in listed if one.asked]:
