@@ -25,23 +25,25 @@ class Published:
 
 def _bounds(consumer: Consumer, topic: str, timeout_s: float) -> dict[int, tuple[int, int]]:
     """Of each partition the first offset and the end. A topic that has just come to be has no leaders for a moment."""
-    known = consumer.list_topics(topic, timeout_s).topics[topic]  # an answer about all topics of a run is large
-    if not known.partitions:
-        return {}
 
-    def asked(which: int) -> dict[int, int]:
-        places = [TopicPartition(topic, partition, which) for partition in known.partitions]
-        found = consumer.offsets_for_times(places, timeout_s)
-        for error in (each.error for each in found if each.error is not None):
-            if error.code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
-                return {}
-            raise KafkaException(error)
-        return {each.partition: each.offset for each in found}
+    def asked() -> list[dict[int, int]]:
+        # An answer about all topics of a run is large. Asked for again each time: the client keeps what it was told.
+        known = consumer.list_topics(topic, timeout_s).topics[topic]
+        found = []
+        for which in (OFFSET_BEGINNING, OFFSET_END) if known.partitions else ():
+            places = [TopicPartition(topic, partition, which) for partition in known.partitions]
+            try:
+                answer = consumer.offsets_for_times(places, timeout_s)
+                for error in (each.error for each in answer if each.error is not None):
+                    raise KafkaException(error)
+            except KafkaException as raised:  # by the call itself where no partition has an answer
+                if raised.args[0].code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
+                    return []
+                raise
+            found.append({each.partition: each.offset for each in answer})
+        return found or [{}, {}]
 
-    firsts, ends = (
-        eventually(lambda which=which: asked(which), timeout_s, f"offsets of {topic}")  # type: ignore[misc]
-        for which in (OFFSET_BEGINNING, OFFSET_END)
-    )
+    firsts, ends = eventually(asked, timeout_s, f"offsets of {topic}")
     return {partition: (first, ends[partition]) for partition, first in firsts.items()}
 
 
