@@ -1,10 +1,10 @@
 """From the bytes of a row to the record that goes to Kafka. Pure.
 
-The input is tuples of `COPY … (FORMAT BINARY)` with the columns of `harvester.outbox.sql.queries`, in their order: id,
-kafka_key, create_time, kafka_partition, xmin, kafka_topic, kafka_header_keys, kafka_header_values, kafka_value. The
-three after the key are never NULL (the query ensures that), so they are at fixed offsets; topic and header names rarely
-change and are adjacent, so that both are cached in one look-up. A shard does this for every record: the code is written
-for speed, not for beauty.
+The input is tuples of `COPY … (FORMAT BINARY)` with the columns of `harvester.outbox.sql.queries`, in their order:
+xmin, id, kafka_key, create_time, kafka_partition, kafka_topic, kafka_header_keys, kafka_header_values, kafka_value.
+The first two and those after the key are never NULL (the query ensures that), so they are at fixed offsets; what
+identifies a row on any server follows the xmin; topic and header names rarely change and are adjacent, so that both are
+cached in one look-up. A shard does this for every record: the code is written for speed, not for beauty.
 
 A row that is not a valid record (unequal header arrays, a NULL element, an impossible topic) is Broken: it goes to
 quarantine with the reason, and the others continue. So does a row on which this code fails unexpectedly.
@@ -23,9 +23,10 @@ from zlib import crc32
 from harvester.errors import UndecodableRecord, WireError
 from harvester.record import KafkaRecord, ReadRow, RowVersions
 
-ROW_HEAD = Struct(">hiqi")  # fields, length of id, id, length of key
+_HEAD = Struct(">hiIiqi")  # fields, xmin and id, each after its length, length of key
 NO_PARTITION = -(2**63)  # the query's value for a row without one
-_MIDDLE = Struct(">iqiqiIi")  # length and value of create_time, partition and xmin; length of topic
+_MIDDLE = Struct(">iqiqi")  # create_time and partition, each after its length, length of topic
+_FIELDS_SUM = crc32((9).to_bytes(2, "big"))  # of a tuple's first bytes, the number of its fields
 _INT = Struct(">i")
 _ARRAY = Struct(">iii")  # dimensions, has NULLs, element type
 _DIMENSION = Struct(">ii")  # elements, lower bound
@@ -96,18 +97,18 @@ def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
     """
     found: list[Decoded] = []
     at, end, decoded = 0, len(data), b""  # `decoded`: the last address; rows that follow each other often share it
-    unpack_head, unpack_middle, length = ROW_HEAD.unpack_from, _MIDDLE.unpack_from, _INT.unpack_from
+    unpack_head, unpack_middle, length = _HEAD.unpack_from, _MIDDLE.unpack_from, _INT.unpack_from
     try:
         while at < end:
-            _, _, record_id, size = unpack_head(data, at)
+            _, _, xmin, _, record_id, size = unpack_head(data, at)
             key = headers = value = None
-            begin, at = at, at + 18  # ROW_HEAD.size; constants are cheaper than attributes
+            begin, at = at + 10, at + 26  # the end of the xmin, _HEAD.size; constants are cheaper than attributes
             if size >= 0:
                 key = data[at : at + size]
                 at += size
-            _, created_us, _, partition, _, xmin, size = unpack_middle(data, at)
-            address_at = at + 32  # of the topic's length; _MIDDLE includes it
-            at += 36 + size if size > 0 else 36
+            _, created_us, _, partition, size = unpack_middle(data, at)
+            address_at = at + 24  # of the topic's length; _MIDDLE includes it
+            at += 28 + size if size > 0 else 28
             (size,) = length(data, at)
             at += 4 + size if size > 0 else 4
             address = data[address_at:at]
@@ -122,12 +123,7 @@ def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
                 value = data[at : at + size]
                 at += size
             if sums is not None:
-                row_sum = crc32(data[begin : address_at - 8])  # the xmin, 8 bytes with its length, precedes the topic
-                sums.append(
-                    crc32(data[address_at:at], row_sum)
-                    if size < 1024
-                    else crc32(value or b"", crc32(data[address_at : at - size], row_sum))  # without copying it again
-                )
+                sums.append(crc32(data[begin:at] if size < 1024 else memoryview(data)[begin:at], _FIELDS_SUM))
             try:
                 if address != decoded:
                     topic, names = _address(address)

@@ -25,7 +25,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import sub
 from typing import NamedTuple
 from uuid import UUID
@@ -83,6 +83,18 @@ class Progress:
         return RowVersions(self.ids, self.xmins, self.created_us, self.sums)
 
 
+class NamedRows(NamedTuple):
+    """Rows in the form in which progress records name them, made by `name`.
+
+    The records of a transaction are named until they are purged, by several progress records in a row, and brought into
+    this form once.
+    """
+
+    ids: Sequence[int]
+    steps: array[int]  # each id's distance from the previous one, from the second id on; wide only if need be
+    versions: tuple[array[int], ...]  # columns of the header; none if the versions are unknown
+
+
 class EncodedProgress(NamedTuple):
     """A progress record; `versions` is the value of its header, empty if it has none."""
 
@@ -107,21 +119,42 @@ def same_rows(progress: Progress, rows: Iterable[tuple[int, bytes | None, bytes]
     return row_versions([row for row, row_sum in found if named.get(row.id) == (row.created_us & LOW_BITS, row_sum)])
 
 
-def encode(progress: Progress) -> EncodedProgress:
-    """Encode the record; raises ValueError if ids do not ascend."""
-    ids = progress.ids
-    steps = list(map(sub, ids[1:], ids[:-1]))
+def name(rows: RowVersions) -> NamedRows:
+    """Bring rows into the form of a progress record; raises ValueError if their ids do not ascend."""
+    steps = list(map(sub, rows.ids[1:], rows.ids[:-1]))
     if steps and min(steps) <= 0:
         raise ValueError("ids must ascend")
-    width = _NARROW if not steps or max(steps) < 1 << 32 else _WIDE
-    first = ids[0] if ids else 0
-    head = _HEAD.pack(_VERSION, width, progress.term, progress.incarnation.bytes, len(ids), first)
-    value = head + _swapped(array(_CODES[width], steps)).tobytes()
-    if not progress.xmins:
-        return EncodedProgress(value)
-    versions = array("I", progress.xmins)
-    versions.extend([created_us & LOW_BITS for created_us in progress.created_us])
-    versions.extend(progress.sums)
+    named = array(_CODES[_WIDE if steps and max(steps) > LOW_BITS else _NARROW], steps)
+    if not rows.xmins:
+        return NamedRows(rows.ids, named, ())
+    times = array("I", [created_us & LOW_BITS for created_us in rows.created_us])
+    return NamedRows(rows.ids, named, (array("I", rows.xmins), times, array("I", rows.sums)))
+
+
+def encode(progress: Progress) -> EncodedProgress:
+    """Encode the record; raises ValueError if ids do not ascend."""
+    return encode_named(progress.term, progress.incarnation, [name(progress.rows)] if progress.ids else [])
+
+
+def encode_named(term: int, incarnation: UUID, parts: Sequence[NamedRows]) -> EncodedProgress:
+    """The same for rows in several parts, each with at least one; the parts ascend as well."""
+    gaps = [after.ids[0] - before.ids[-1] for before, after in pairwise(parts)]
+    if gaps and min(gaps) <= 0:
+        raise ValueError("ids must ascend")
+    is_narrow = max(gaps, default=0) <= LOW_BITS and all(part.steps.typecode == _CODES[_NARROW] for part in parts)
+    width = _NARROW if is_narrow else _WIDE
+    steps = array(_CODES[width])
+    for gap, part in zip((0, *gaps), parts, strict=False):
+        if gap:
+            steps.append(gap)
+        steps += array(steps.typecode, part.steps)
+    ids = sum(len(part.ids) for part in parts)
+    first = parts[0].ids[0] if parts else 0
+    value = _HEAD.pack(_VERSION, width, term, incarnation.bytes, ids, first) + _swapped(steps).tobytes()
+    versions = array("I")
+    for columns in zip(*(part.versions for part in parts), strict=True):
+        for column in columns:
+            versions += column
     return EncodedProgress(value, _swapped(versions).tobytes())
 
 

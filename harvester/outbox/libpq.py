@@ -112,7 +112,7 @@ _WRITER_S = 0.01
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 _HEADER_BYTES = len(_SIGNATURE) + 4 + 4
 _TRAILER = b"\xff\xff"
-_HEAD = struct.Struct(">hiqi")  # field count, length of id (8), id, length of key
+_HEAD = struct.Struct(">hiIiqi")  # field count, xmin and id, each after its length, length of key
 _HEAD_BYTES = _HEAD.size
 
 
@@ -205,7 +205,7 @@ def parse(chunks: list[bytes]) -> list[Row]:
             raw = raw[_HEADER_BYTES:]
         if raw == _TRAILER or not raw:
             continue
-        _, _, record_id, key_bytes = unpack(raw)
+        _, _, _, _, record_id, key_bytes = unpack(raw)
         key = raw[_HEAD_BYTES : _HEAD_BYTES + key_bytes] if key_bytes >= 0 else None
         append((record_id, key, raw))
     rows.sort()

@@ -59,9 +59,9 @@ from harvester.delivery.lane import (
     Superseded,
     TransactionOutcome,
 )
-from harvester.delivery.progress import EncodedProgress, Progress, encode, lanes_of, lanes_to_fence
+from harvester.delivery.progress import EncodedProgress, NamedRows, encode_named, lanes_of, lanes_to_fence
 from harvester.origin import Stamps, timestamp_ms
-from harvester.record import KafkaRecord, RowVersions
+from harvester.record import KafkaRecord
 from harvester.relay.at_least_once import INFERRED, RESERVED
 from harvester.relay.core import frames as f
 from harvester.relay.core.transaction_queue import QueuedRecord
@@ -146,7 +146,6 @@ class Transactor:
         with intake.changed:
             under, batches = intake.under, intake.batches
             named, alone = batches.progress(), batches.alone
-        ids = named.ids
         if under is None or intake.is_over() or not self._shard.trusted():
             self._abort(lane)
             return
@@ -156,16 +155,16 @@ class Transactor:
         if not arrived or self._writer.failed:
             self._abort(lane)
             return
-        self._shard.failpoints.hit("shard.commit", index=self._index, ids=ids)
+        self._shard.failpoints.hit("shard.commit", index=self._index)
         idle = self._idle
         assert idle is not None
         outcome = lane.conclude(_progress(under, named))
         if outcome is TransactionOutcome.DONE:
             if not idle.begun:
                 idle.begin()  # while the progress is on its way; a failure shows when this lane is next
-            self._shard.failpoints.hit("shard.concluded", index=self._index, ids=ids)
+            self._shard.failpoints.hit("shard.concluded", index=self._index)
             outcome = lane.commit_concluded()
-        self._shard.failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
+        self._shard.failpoints.hit("shard.committed", index=self._index, outcome=outcome.value)
         if outcome is TransactionOutcome.REFUSED:
             if not self._abort(lane):
                 self._repeat(lane)
@@ -362,10 +361,10 @@ class Transactor:
         self._shard.failpoints.hit("lane.fenced", lane=lane, index=self._index)
 
 
-def _progress(under: f.Remark, rows: RowVersions) -> EncodedProgress:
+def _progress(under: f.Remark, rows: Sequence[NamedRows]) -> EncodedProgress:
     assert under.term is not None
     assert under.incarnation is not None
-    return encode(Progress(under.term, UUID(under.incarnation), rows.ids, rows.xmins, rows.created_us, rows.sums))
+    return encode_named(under.term, UUID(under.incarnation), rows)
 
 
 _LONGEST_S = 0.02  # for taking records into one transaction

@@ -65,22 +65,15 @@ class TransactionIntake:
         sums: list[int] = []
         records = decode(frame.rows, sums) if self._put_away is None else self._put_away.decode(frame.rows, sums)
         entries = [QueuedRecord(row[0], row[1], row, now, row_sum) for row, row_sum in zip(records, sums, strict=True)]
-        refused: list[int] = []
         with self.changed:
             meant = self.pending or self.under
             blocked = meant is None or meant.term is None
             stale = meant is None or blocked or frame.epoch != meant.epoch
             self.low_water = frame.low_water
-            some_failed = bool(self._attempts.states)
-            for entry in entries:
-                entry.alone = some_failed and self._attempts.has_timed_out(entry.id)
-                record, offer = entry.record, self.batches.offer
-                if isinstance(record, KafkaRecord):
-                    entry.size = len(record.value or b"")
-                elif isinstance(record, Oversize):
-                    offer = self.batches.offer_oversize
-                if stale or not offer(entry):
-                    refused.append(entry.id)
+            if self._attempts.states:
+                for entry in entries:
+                    entry.alone = self._attempts.has_timed_out(entry.id)
+            refused = [entry.id for entry in (entries if stale else self.batches.offer_all(entries))]
             if refused:
                 self._shard.send(f.Dropped(refused) if blocked else f.Refused(frame.epoch, refused))
             self._store_oversize()

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from harvester.delivery.progress import Progress
-from harvester.record import KafkaRecord, RowVersions
+from harvester.delivery.progress import NamedRows, Progress
+from harvester.record import KafkaRecord
 from harvester.relay.core import frames as f
 from harvester.relay.core.dispatcher import ShardFlows
 from harvester.relay.core.ledger import Ledger
 from harvester.relay.core.read_planner import ReadPlanner
 from harvester.relay.core.state_machine import StateMachine
-from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue, versions_of
+from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue, named
 from harvester.relay.transaction_intake import Refusals
 from tests.support import once_scenes as scenes
 from tests.support.once_scenes import Play
@@ -132,11 +132,11 @@ def _progress_is_read_before_fencing(patch: Patch) -> None:
 
 def _progress_names_the_last_transaction_only(patch: Patch) -> None:
     """It has to be cumulative."""
-    patch.setattr(TransactionQueue, "progress", lambda self: versions_of([*self._open]))
+    patch.setattr(TransactionQueue, "progress", lambda self: [named(self._open)] if self._open else [])
 
 
 def _progress_leaves_out_the_open_transaction(patch: Patch) -> None:
-    patch.setattr(TransactionQueue, "progress", lambda self: versions_of([*self._unpurged.values()]))
+    patch.setattr(TransactionQueue, "progress", lambda self: self._named(self._not_purged()))
 
 
 def _progress_names_what_its_own_lane_committed(patch: Patch) -> None:
@@ -147,9 +147,10 @@ def _progress_names_what_its_own_lane_committed(patch: Patch) -> None:
         self.lane = 1 - lane  # type: ignore[attr-defined]
         return committed(self, lane)
 
-    def progress(self: TransactionQueue) -> RowVersions:
+    def progress(self: TransactionQueue) -> list[NamedRows]:
         lane = getattr(self, "lane", 1)  # the first transaction is on the second lane
-        return versions_of([*(one for one in self._unpurged.values() if one.lane == lane), *self._open])
+        own = [one for one in self._not_purged() if one.lane == lane]
+        return self._named(own, named(self._open) if self._open else None)
 
     patch.setattr(TransactionQueue, "committed", forgetful)
     patch.setattr(TransactionQueue, "progress", progress)
@@ -177,11 +178,12 @@ def _progress_does_not_wait_for_its_records(patch: Patch) -> None:
 
 def _the_first_progress_names_what_is_still_to_come(patch: Patch) -> None:
     """P46."""
-    patch.setattr(
-        TransactionQueue,
-        "unpurged",
-        lambda self, _lane: versions_of([*self._unpurged.values(), *self._queue]),
-    )
+
+    def unpurged(self: TransactionQueue, _lane: int) -> list[NamedRows]:
+        entries = [entry for one in self._not_purged() for entry in one.entries] + [*self._queue]
+        return [named(entries)] if entries else []
+
+    patch.setattr(TransactionQueue, "unpurged", unpurged)
 
 
 # -- another server (P49)

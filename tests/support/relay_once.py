@@ -33,13 +33,16 @@ from confluent_kafka import KafkaError
 from harvester.delivery.decode import Broken, Oversize, decode
 from harvester.delivery.progress import (
     LANES_OF_A_SHARD,
+    NamedRows,
     Progress,
+    encode_named,
     lanes_of,
     lanes_to_fence,
     same_rows,
 )
+from harvester.delivery.progress import decode as decode_progress
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
-from harvester.record import KafkaRecord, RowVersions
+from harvester.record import KafkaRecord
 from harvester.relay.core import frames as f
 from harvester.relay.core.leadership import RelaySettings
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
@@ -205,7 +208,8 @@ class OnceShard(SimProcess):
         batches = self.batches
         held = [entry for entries in batches._held.values() for entry in entries]
         entries = [*batches._queue, *batches._oversize.values(), *held]
-        entries += [*self._open_entries(), *batches._unpurged.values()]
+        unpurged = [entry for transaction in batches._not_purged() for entry in transaction.entries]
+        entries += [*self._open_entries(), *unpurged]
         return [*((entry.id, entry.key) for entry in entries), *((record_id, None) for record_id in batches._leaving)]
 
     @property
@@ -286,17 +290,19 @@ class OnceShard(SimProcess):
                 raise AssertionError(frame)
 
     def _dispatch(self, epoch: int, rows: bytes) -> None:
-        meant, refused = self.pending or self.under, list[int]()
+        meant = self.pending or self.under
         blocked = meant is None or meant.term is None
         sums: list[int] = []
         records = decode(rows, sums)
         stored = records if self.store is None else self.store.decode(rows)
-        for record, row_sum in zip(stored, sums, strict=True):
-            entry = QueuedRecord(record.id, record.key, record, self.world.now, row_sum)
+        entries = [
+            QueuedRecord(record.id, record.key, record, self.world.now, row_sum)
+            for record, row_sum in zip(stored, sums, strict=True)
+        ]
+        for entry in entries:
             entry.alone = self.refusals.attempts.has_timed_out(entry.id)
-            offer = self.batches.offer_oversize if isinstance(record, Oversize) else self.batches.offer
-            if blocked or (meant is not None and epoch != meant.epoch) or not offer(entry):
-                refused.append(entry.id)
+        stale = blocked or (meant is not None and epoch != meant.epoch)
+        refused = [entry.id for entry in (entries if stale else self.batches.offer_all(entries))]
         if refused:
             self.to_supervisor.append(f.Dropped(refused) if blocked else f.Refused(epoch, refused))
         self._store_oversize()
@@ -540,7 +546,7 @@ class OnceShard(SimProcess):
         self.delete_rows(ids)
         yield f"has purged {ids}"
         self._published(number, ids)
-        producer.commit(_progress(frame, RowVersions(())))
+        producer.commit(_progress(frame, ()))
         yield "writes an empty record"
         while producer.result is None and not producer.is_fenced:
             if self._is_troubled("unclear"):
@@ -592,13 +598,10 @@ class OnceShard(SimProcess):
         self.found.clear()
 
 
-def _progress(under: f.Remark, rows: RowVersions) -> Progress:
+def _progress(under: f.Remark, rows: Sequence[NamedRows]) -> Progress:
     assert under.term is not None
     assert under.incarnation is not None
-    return Progress(
-        under.term, UUID(under.incarnation), tuple(rows.ids), rows.xmins, [us & 0xFFFF_FFFF for us in rows.created_us],
-        rows.sums,
-    )  # fmt: skip
+    return decode_progress(*encode_named(under.term, UUID(under.incarnation), rows))
 
 
 class OnceHarvester(SimHarvester):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from harvester.delivery.decode import NO_PARTITION, Broken, decode, row_versions
-from harvester.delivery.progress import Progress
+from harvester.delivery.progress import NamedRows, Progress
 from harvester.record import KafkaRecord, RowVersions
 
 ONE = UUID(int=1)
@@ -55,8 +55,8 @@ def row(
     """A row; `names` and `values` are the arrays of its headers."""
     moment = struct.pack(">q", created)
     number = struct.pack(">q", NO_PARTITION if partition is None else partition)
-    columns = (key, moment, number, struct.pack(">I", xmin), topic, names, values, value)
-    return struct.pack(">hiq", 9, 8, record_id) + b"".join(map(field, columns))
+    columns = (struct.pack(">I", xmin), struct.pack(">q", record_id), key, moment, number, topic, names, values, value)
+    return struct.pack(">h", 9) + b"".join(map(field, columns))
 
 
 def versions(rows: Sequence[bytes]) -> RowVersions:
@@ -85,3 +85,8 @@ def broken_one(raw: bytes) -> Broken:
     assert len(found) == 1, found
     assert isinstance(found[0], Broken), found
     return found[0]
+
+
+def ids_of(named: Sequence[NamedRows]) -> list[int]:
+    """The ids that a progress record names."""
+    return [record_id for part in named for record_id in part.ids]

@@ -127,13 +127,13 @@ def _transactions_over(watched: Iterable[int]) -> str:
 
 @lru_cache(maxsize=8)
 def _columns(shape: OutboxShape) -> str:
-    """The columns that `harvester.delivery.decode` expects; the time, partition and xmin after the key are never NULL.
+    """The columns that `harvester.delivery.decode` expects; xmin, id, time and partition are never NULL.
 
     If the statement has changed the row, its xmin is the statement's own transaction (P50).
     """
     partition = f"coalesce(o.kafka_partition::bigint, {_NO_PARTITION})" if shape.has_partition else _NO_PARTITION
     return (
-        f"o.id::bigint, {columns.key(shape, 'o')}, coalesce(o.create_time, 'epoch'), {partition}, o.xmin,"
+        f"o.xmin, o.id::bigint, {columns.key(shape, 'o')}, coalesce(o.create_time, 'epoch'), {partition},"
         f" o.kafka_topic, {columns.header_keys(shape, 'o')}, {columns.header_values(shape, 'o')},"
         f" {columns.value(shape, 'o')}"
     )

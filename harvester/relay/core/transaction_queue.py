@@ -31,11 +31,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from operator import attrgetter
 
 from harvester.delivery.decode import Decoded, Oversize, row_versions
-from harvester.record import KafkaRecord, RowVersions
+from harvester.delivery.progress import NamedRows, name
+from harvester.record import KafkaRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +50,16 @@ class QueuedRecord:
     row_sum: int = 0
     suspect: bool = False
     alone: bool = False
-    size: int = 0  # of its value, in bytes
-    lane: int = -1  # that committed it
+
+
+@dataclass(slots=True, eq=False)
+class _Committed:
+    """A transaction that has committed, until its records are purged."""
+
+    lane: int
+    entries: list[QueuedRecord]
+    named: NamedRows
+    unpurged: int  # how many of its records are not purged
 
 
 _BY_ID = attrgetter("id")
@@ -67,7 +76,9 @@ class TransactionQueue:
         self._most, self.most_named, self._most_bytes = most, most_named, most_bytes
         self._queue: deque[QueuedRecord] = deque()
         self._open: list[QueuedRecord] = []
-        self._unpurged: dict[int, QueuedRecord] = {}
+        self._open_named: NamedRows | None = None  # the open transaction's records, if `progress` has named them
+        self._committed: list[_Committed] = []  # in order; some may be purged by now
+        self._unpurged: dict[int, _Committed] = {}  # unpurged record -> its transaction
         self._leaving: dict[int, bytes | None] = {}  # records on their way to quarantine, and their keys
         self._held: dict[bytes, deque[QueuedRecord]] = {}  # key of such a record -> the records behind it, in order
         # by key, or by id without one; what is behind is held as well
@@ -107,13 +118,33 @@ class TransactionQueue:
         """Ids that are committed or go to quarantine, and may not have left the outbox; ascending."""
         return sorted([*self._unpurged, *self._leaving])
 
-    def progress(self) -> RowVersions:
-        """The unpurged records and those of the open transaction, which its progress names at the end."""
-        return versions_of([*self._unpurged.values(), *self._open])
+    def progress(self) -> list[NamedRows]:
+        """The unpurged records and those of the open transaction, which its progress names at the end; ascending."""
+        if self._open and self._open_named is None:
+            self._open_named = named(self._open)
+        return self._named(self._not_purged(), self._open_named)
 
-    def unpurged(self, lane: int) -> RowVersions:
+    def unpurged(self, lane: int) -> list[NamedRows]:
         """The unpurged records of this lane alone, which its progress names at the beginning of a transaction."""
-        return versions_of([entry for entry in self._unpurged.values() if entry.lane == lane])
+        return self._named([transaction for transaction in self._not_purged() if transaction.lane == lane])
+
+    def _not_purged(self) -> list[_Committed]:
+        left = [transaction for transaction in self._committed if transaction.unpurged]
+        for transaction in left:
+            if transaction.unpurged < len(transaction.entries):
+                transaction.entries = [entry for entry in transaction.entries if entry.id in self._unpurged]
+                transaction.named = named(transaction.entries)
+        self._committed = left
+        return left
+
+    def _named(self, transactions: list[_Committed], then: NamedRows | None = None) -> list[NamedRows]:
+        parts = [transaction.named for transaction in transactions]
+        if then is not None:
+            parts.append(then)
+        if all(before.ids[-1] < after.ids[0] for before, after in pairwise(parts)):
+            return parts
+        entries = [entry for transaction in transactions for entry in transaction.entries]
+        return [named(entries if then is None else [*entries, *self._open])]
 
     def oldest(self) -> QueuedRecord | None:
         """The record that has been here longest without being committed, ignoring held ones."""
@@ -132,21 +163,28 @@ class TransactionQueue:
         return True
 
     def offer_oversize(self, entry: QueuedRecord) -> bool:
-        """The same for an oversize record. A separate method, since every record passes through the other."""
+        """The same for an oversize record."""
         if entry.key in self._refusing:
             return False
         if entry.key in self._held:
             self._held[entry.key].append(entry)
             return True
-        self._oversize[_name(entry)] = entry
+        self._oversize[_place(entry)] = entry
         self._to_store.append(entry)
         if entry.key is not None:
             self._held[entry.key] = deque()
         return True
 
-    def _offer_again(self, entries: Iterable[QueuedRecord]) -> None:
-        for entry in entries:
-            (self.offer_oversize if isinstance(entry.record, Oversize) else self.offer)(entry)
+    def offer_all(self, entries: Sequence[QueuedRecord]) -> list[QueuedRecord]:
+        """Queue these records, in this order; returns those that are refused."""
+        if not (self._refusing or self._held or any(isinstance(entry.record, Oversize) for entry in entries)):
+            self._queue.extend(entries)
+            return []
+        return [
+            entry
+            for entry in entries
+            if not (self.offer_oversize if isinstance(entry.record, Oversize) else self.offer)(entry)
+        ]
 
     def to_store(self) -> list[QueuedRecord]:
         """The oversize records that have come up since the last call."""
@@ -155,19 +193,19 @@ class TransactionQueue:
 
     def is_oversize(self, entry: QueuedRecord) -> bool:
         """Whether it still waits for its value to be stored."""
-        return self._oversize.get(_name(entry)) is entry
+        return self._oversize.get(_place(entry)) is entry
 
     def stored(self, entry: QueuedRecord, record: KafkaRecord, now: float) -> None:
         """The value of an oversize record was stored: it is queued as `record`, with everything behind it.
 
         It goes to the end of the queue, since older records of its key may be in it.
         """
-        entry.record, entry.size = record, len(record.value or b"")
-        del self._oversize[_name(entry)]
+        entry.record = record
+        del self._oversize[_place(entry)]
         held = self._held.pop(entry.key) if entry.key is not None else ()
         for other in (entry, *held):
             other.since = now
-        self._offer_again((entry, *held))
+        self.offer_all((entry, *held))
 
     def take(self, most: int) -> list[QueuedRecord]:
         """The next records of the open transaction, at most `most`; none if it is complete."""
@@ -185,11 +223,14 @@ class TransactionQueue:
                 if among >= self._suspects_at_once:
                     break
                 self._suspects_open += entry.suspect
-            self._open_bytes += entry.size
+            record = entry.record
+            if isinstance(record, KafkaRecord) and record.value is not None:
+                self._open_bytes += len(record.value)
             taken.append(queue.popleft())
             if entry.alone:
                 break
         self._open += taken
+        self._open_named = None
         return taken
 
     def committed(self, lane: int) -> list[QueuedRecord]:
@@ -197,22 +238,26 @@ class TransactionQueue:
         entries = self._open
         if self._suspects_open and not self._searching:
             self._suspects_at_once *= 2  # these suspects were innocent; the next may be, too
-        for entry in entries:
-            entry.lane = lane
-            self._unpurged[entry.id] = entry
-        self._open, self._suspects_open, self._open_bytes = [], 0, 0  # last: other threads count what is in flight
+        transaction = _Committed(lane, entries, self._open_named or named(entries), len(entries))
+        self._committed.append(transaction)
+        self._unpurged.update(dict.fromkeys([entry.id for entry in entries], transaction))
+        # Last: other threads count what is in flight.
+        self._open, self._open_named, self._suspects_open, self._open_bytes = [], None, 0, 0
         return entries
 
     def settle(self, ids: Iterable[int]) -> None:
         """They have left the outbox. Unknown ids are ignored."""
         for record_id in ids:
-            self._unpurged.pop(record_id, None)
+            transaction = self._unpurged.pop(record_id, None)
+            if transaction is not None:
+                transaction.unpurged -= 1
+                continue
             key = self._leaving.pop(record_id, None)
             if key is not None:
                 held = list(self._held.pop(key))
                 ready = list(takewhile(lambda entry: not isinstance(entry.record, Oversize), held))
                 self._queue.extendleft(reversed(ready))
-                self._offer_again(held[len(ready) :])
+                self.offer_all(held[len(ready) :])
 
     # -- failures
 
@@ -220,7 +265,7 @@ class TransactionQueue:
         """Nothing of the open transaction is published, except these ids, whose purge has committed as well."""
         gone = set(published)
         self.settle(gone)
-        entries, self._open = self._open, []
+        entries, self._open, self._open_named = self._open, [], None
         self._suspects_open = self._open_bytes = 0
         back = [entry for entry in entries if entry.id not in gone]
         self.put_back = len(back)
@@ -302,11 +347,11 @@ class TransactionQueue:
         return ids
 
 
-def versions_of(entries: list[QueuedRecord]) -> RowVersions:
-    """The ids and versions by which progress names them."""
-    entries.sort(key=_BY_ID)
-    return row_versions([entry.record for entry in entries], [entry.row_sum for entry in entries])
+def named(entries: list[QueuedRecord]) -> NamedRows:
+    """Their ids and versions, by which progress names them."""
+    entries = sorted(entries, key=_BY_ID)
+    return name(row_versions([entry.record for entry in entries], [entry.row_sum for entry in entries]))
 
 
-def _name(entry: QueuedRecord) -> bytes | int:
+def _place(entry: QueuedRecord) -> bytes | int:
     return entry.id if entry.key is None else entry.key

@@ -5,12 +5,23 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.delivery.progress import Progress, decode, encode, lanes_of, lanes_to_fence, same_rows
+from harvester.delivery.progress import (
+    Progress,
+    decode,
+    encode,
+    encode_named,
+    lanes_of,
+    lanes_to_fence,
+    name,
+    same_rows,
+)
 from harvester.errors import WireError
+from harvester.record import RowVersions
 from tests.support.longs import some_of
 from tests.support.rows import progress_of, row
 
@@ -32,6 +43,23 @@ def test_so_do_the_versions_of_its_rows(progress: Progress, data: st.DataObject)
     columns = [data.draw(st.lists(WORDS, min_size=count, max_size=count).map(tuple)) for _ in range(3)]
     whole = replace(progress, xmins=columns[0], created_us=columns[1], sums=columns[2])
     assert decode(*encode(whole)) == whole
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, count - 1))), label="parts end at"))
+    ends = [cut for cut in cuts if cut < count] + [count] * bool(count)
+    columns = [tuple(progress.ids), *columns]
+    parts = [RowVersions(*(column[a:b] for column in columns)) for a, b in zip([0, *ends], ends, strict=False)]
+    assert encode_named(whole.term, whole.incarnation, [name(part) for part in parts]) == encode(whole)
+
+
+@given(st.uuids(), st.lists(st.lists(BIGINTS, min_size=1, max_size=3, unique=True).map(sorted), max_size=4))
+def test_parts_that_do_not_ascend_are_refused(incarnation: UUID, parts: list[list[int]]) -> None:
+    ids = [record_id for part in parts for record_id in part]
+    ascends = ids == sorted(set(ids))
+    try:
+        encode_named(1, incarnation, [name(RowVersions(part)) for part in parts])
+    except ValueError:
+        assert not ascends
+    else:
+        assert ascends
 
 
 @given(RECORDS)

@@ -8,8 +8,10 @@ from math import ceil, log2
 import pytest
 
 from harvester.delivery.decode import Broken
+from harvester.delivery.progress import name
 from harvester.record import KafkaRecord, RowVersions
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
+from tests.support.rows import ids_of
 
 LIMIT = 1000
 
@@ -53,7 +55,7 @@ def test_a_transaction_takes_what_is_queued_in_its_order_up_to_its_limit() -> No
     assert taken(batches, 3) == [5, 3, 4]
     assert taken(batches, 3) == [1]
     assert taken(batches, 3) == []
-    assert (batches.queued, batches.in_flight, batches.progress().ids) == (1, 4, [1, 3, 4, 5])
+    assert (batches.queued, batches.in_flight, ids_of(batches.progress())) == (1, 4, [1, 3, 4, 5])
 
 
 def test_records_that_arrive_meanwhile_are_taken_too() -> None:
@@ -69,7 +71,7 @@ def test_an_abort_puts_everything_back_ahead_of_what_has_arrived() -> None:
     batches.offer(entry(4))
     batches.aborted()
     assert all_queued(batches) == [1, 2, 3, 4]
-    assert (batches.in_flight, batches.progress().ids, batches.leaving()) == (0, [], [])
+    assert (batches.in_flight, ids_of(batches.progress()), batches.leaving()) == (0, [], [])
 
 
 def test_what_is_committed_is_named_until_it_is_purged() -> None:
@@ -79,9 +81,9 @@ def test_what_is_committed_is_named_until_it_is_purged() -> None:
     assert [one.id for one in batches.committed(0)] == [1, 2]
     assert batches.leaving() == [1, 2]
     batches.take(1)
-    assert batches.progress().ids == [1, 2, 3]
+    assert ids_of(batches.progress()) == [1, 2, 3]
     batches.settle([1, 99])
-    assert batches.progress().ids == [2, 3]
+    assert ids_of(batches.progress()) == [2, 3]
     assert batches.in_flight == 2
 
 
@@ -89,10 +91,10 @@ def test_what_is_committed_is_named_until_it_is_purged() -> None:
 def test_after_an_unclear_outcome_what_progress_names_is_gone_and_the_rest_is_sent_again(committed: bool) -> None:
     batches = queue(*records(1, 2, 3, 4))
     batches.take(2)
-    before = batches.progress().ids
+    before = ids_of(batches.progress())
     batches.committed(0)
     batches.take(1)
-    batches.aborted(batches.progress().ids if committed else before)
+    batches.aborted(ids_of(batches.progress()) if committed else before)
     assert all_queued(batches) == ([4] if committed else [3, 4])
     assert batches.leaving() == []
 
@@ -123,7 +125,7 @@ def test_no_transaction_begins_whose_progress_would_name_too_many() -> None:
     batches.settle([2])
     assert is_ready(batches)
     assert taken(batches) == [4]
-    assert len(batches.progress().ids) == 3
+    assert len(ids_of(batches.progress())) == 3
 
 
 def test_what_goes_to_quarantine_is_not_named() -> None:
@@ -133,7 +135,7 @@ def test_what_goes_to_quarantine_is_not_named() -> None:
     batches.remove(one)
     assert (batches.leaving(), batches.in_flight) == ([1], 1)
     assert taken(batches) == [2]
-    assert batches.progress().ids == [2]
+    assert ids_of(batches.progress()) == [2]
     batches.settle([1])
     assert batches.leaving() == []
 
@@ -302,7 +304,7 @@ def test_a_remark_forgets_the_queue_and_whom_to_refuse() -> None:
     batches.park(first)
     batches.take(1)
     assert batches.drop_queue() == [3, 4]
-    assert batches.progress().ids == [2]
+    assert ids_of(batches.progress()) == [2]
     assert batches.offer(entry(1, b"a"))
     batches.reopen(1)
     assert batches.offer(entry(5, b"a"))
@@ -323,6 +325,6 @@ def test_progress_names_rows_as_they_were_read() -> None:
         batches.offer(QueuedRecord(number, None, record, 0.0, 70 + number))
     batches.take(1)
     batches.committed(0)
-    assert batches.unpurged(0) == RowVersions([2], [802], [1_002], [72])
+    assert batches.unpurged(0) == [name(RowVersions([2], [802], [1_002], [72]))]
     batches.take(1)
-    assert batches.progress() == RowVersions([1, 2], [801, 802], [1_001, 1_002], [71, 72])
+    assert batches.progress() == [name(RowVersions([1, 2], [801, 802], [1_001, 1_002], [71, 72]))]

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harvester.delivery.decode import Broken
+from harvester.delivery.progress import Progress, encode, encode_named
+from harvester.record import KafkaRecord
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
 from tests.support.longs import some_of
+from tests.support.rows import ONE, ids_of
 
 MOST, NAMED, MOST_BYTES = 5, 8, 6
 KEYS = st.sampled_from([None, b"a", b"b"])
@@ -55,7 +58,8 @@ class BatchesMachine(RuleBasedStateMachine):
         self.ids = 0
 
     def _make(self, record_id: int, key: bytes | None, alone: bool, size: int) -> Known:
-        entry = QueuedRecord(record_id, key, Broken(record_id, key, ""), float(record_id), alone=alone, size=size)
+        row = KafkaRecord(record_id, key, "topic", b"x" * size, [], -1, record_id + 2, record_id + 1)
+        entry = QueuedRecord(record_id, key, row, float(record_id), record_id + 3, alone=alone)
         return Known(record_id, key, entry, alone=alone, size=size)
 
     @property
@@ -76,7 +80,7 @@ class BatchesMachine(RuleBasedStateMachine):
         if old is None:
             self.ids += 1
         record = self._make(self.ids if old is None else old, key, alone, size)
-        accepted = self.batches.offer(record.entry)
+        accepted = not self.batches.offer_all([record.entry])
         assert accepted == (key is None or key not in self.refusing.values())
         if old is not None:
             self.given_back.remove((old, key))
@@ -115,7 +119,7 @@ class BatchesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule()
     def commit(self) -> None:
-        named = [*self.batches.progress().ids]
+        named = ids_of(self.batches.progress())
         assert [entry.id for entry in self.batches.committed(self.lane)] == [record.id for record in self.open]
         self._publish(named)
         self.unpurged += [record.id for record in self.open]
@@ -129,7 +133,7 @@ class BatchesMachine(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         """A commit that nobody sent makes the record at the beginning of the transaction the lane's last one."""
-        self.named[self.lane] = [*self.batches.unpurged(self.lane).ids]
+        self.named[self.lane] = ids_of(self.batches.unpurged(self.lane))
 
     @precondition(lambda self: self.open)
     @rule()
@@ -142,7 +146,7 @@ class BatchesMachine(RuleBasedStateMachine):
     def recover(self, was_committed: bool) -> None:
         """Nobody knew what became of the transaction; the lanes' progress, which is purged, tells."""
         if was_committed and self.open:
-            self._publish([*self.batches.progress().ids])
+            self._publish(ids_of(self.batches.progress()))
             self.open.clear()
         found = [record_id for named in self.named for record_id in named]
         self.batches.aborted(found)
@@ -257,8 +261,11 @@ class BatchesMachine(RuleBasedStateMachine):
         assert batches.in_flight == len(self.open) + len(self.unpurged) + len(self.leaving)
         assert batches.leaving() == sorted([*self.unpurged, *self.leaving])
         of_lane = [record_id for record_id in self.unpurged if self.lane_of[record_id] == self.lane]
-        assert batches.unpurged(self.lane).ids == sorted(of_lane)
-        assert batches.progress().ids == sorted([*self.unpurged, *(record.id for record in self.open)])
+        assert ids_of(batches.unpurged(self.lane)) == sorted(of_lane)
+        ids = sorted([*self.unpurged, *(record.id for record in self.open)])
+        versions = ([record_id + number for record_id in ids] for number in (1, 2, 3))
+        named = encode_named(1, ONE, batches.progress())
+        assert named == encode(Progress(1, ONE, ids, *versions))
         assert batches.oldest() is (first.entry if first is not None else None)
         assert batches.alone is (self.open[0].entry if self.open and self.open[0].alone else None)
         assert all(record.entry in batches for record in self.queue)
@@ -267,7 +274,7 @@ class BatchesMachine(RuleBasedStateMachine):
     @invariant()
     def a_progress_record_is_bounded(self) -> None:
         """P22."""
-        assert len(self.batches.progress().ids) <= NAMED
+        assert len(ids_of(self.batches.progress())) <= NAMED
         assert len(self.open) <= MOST
 
     @invariant()
