@@ -98,7 +98,7 @@ class Limits(SettingsTable):
     send_buffer: Annotated[int, whole_number(1, 100_000)] = 10
     max_queued_per_key: Annotated[int, whole_number(1, 1_000_000)] = 100
     max_attempts: Annotated[int, whole_number(1, 1_000_000)] = 5
-    max_transaction_records: Annotated[int, whole_number(1, 50_000)] = 2_000
+    max_transaction_records: Annotated[int, whole_number(1, 50_000)] = 5_000
     mark_query_records: Annotated[int, whole_number(1, 100_000)] = 100
     min_metrics_interval: Duration = timedelta(seconds=5)
     retry_backoff: Duration = timedelta(milliseconds=100)

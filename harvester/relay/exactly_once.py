@@ -367,7 +367,7 @@ def _progress(under: f.Remark, rows: Sequence[NamedRows]) -> EncodedProgress:
     return encode_named(under.term, UUID(under.incarnation), rows)
 
 
-_LONGEST_S = 0.02  # for taking records into one transaction
+_LONGEST_S = 0.04  # for taking records into one transaction
 _JOIN_S = 0.0015  # the time in which the coordinator learns of the partitions
 _QUIET_JOIN_S = 0.0005  # when records come one by one
 _SLICE = 256  # records taken under the lock at a time

@@ -84,7 +84,7 @@ def test_no_default_changes_unnoticed() -> None:
         "send_buffer": 10,
         "max_queued_per_key": 100,
         "max_attempts": 5,
-        "max_transaction_records": 2_000,
+        "max_transaction_records": 5_000,
         "mark_query_records": 100,
         "min_metrics_interval": ms(5000),
         "retry_backoff": ms(100),
