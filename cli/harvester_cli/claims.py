@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvester_cli.coordination_options import CoordinationOptions
 from harvester_cli.dashboard.figures import counted, duration, one_line
-from harvester_cli.options import JsonOption, grouped
+from harvester_cli.options import CoordinationOptions, JsonOption, grouped
 from harvester_cli.output import console, is_ascii, print_json
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harvester_cli.coordination_options import CoordinationOptions
 from harvester_cli.dashboard.figures import one_line
-from harvester_cli.options import grouped
+from harvester_cli.options import CoordinationOptions, grouped
 
 if TYPE_CHECKING:
     import threading

@@ -16,9 +16,8 @@ from uuid import UUID
 import typer
 
 from harvester.errors import OrderNotKept, OutboxError
-from harvester_cli.coordination_options import BootstrapOption
 from harvester_cli.dashboard.figures import counted
-from harvester_cli.options import ConfigOptions, JsonOption, from_base64, grouped, moment
+from harvester_cli.options import BootstrapOption, ConfigOptions, JsonOption, from_base64, grouped, moment
 from harvester_cli.output import connected, grid, is_ascii, print_json, print_rich, spinner
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""The `harvester` command: one file per subcommand, errors as one line plus a hint, documented exit codes.
+"""The `harvester` command: subcommands, each with its options and its view in one file; errors as one line plus a hint;
+documented exit codes.
 
 Only light imports at the top of any file in this package: `harvester --help` must not load Kafka, PostgreSQL or rich's
 machinery.
@@ -19,7 +20,6 @@ import typer
 from typer.core import TyperGroup
 
 from harvester_cli import (
-    adopt,
     claims,
     config,
     consume,
@@ -27,9 +27,7 @@ from harvester_cli import (
     dead,
     demo,
     doctor,
-    grants,
-    init,
-    move,
+    outbox,
     pump,
     stack,
     start,
@@ -57,7 +55,8 @@ _PANELS: dict[str, dict[str, Any]] = {
         "scale": control.scale, "loglevel": control.loglevel, "stop": control.stop,
     },
     "Set up": {
-        "init": init.init, "adopt": adopt.adopt, "grants": grants.grants, "move": move.move, "config": config.app,
+        "init": outbox.init, "adopt": outbox.adopt, "grants": outbox.grants, "move": outbox.move,
+        "config": config.app,
     },
     "Inspect and repair": {
         "status": status.status, "doctor": doctor.doctor, "dead": dead.app, "pump": pump.pump, "verify": verify.verify,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from harvester_cli.coordination_options import BootstrapOption
-from harvester_cli.options import ConfigOption, ConfigOptions, LogLevelOption, SetOption, moment
+from harvester_cli.options import BootstrapOption, ConfigOption, ConfigOptions, LogLevelOption, SetOption, moment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
