@@ -23,7 +23,7 @@ from scripts.benchmarks._worker import Gate
 
 # As `decode` expects them.
 _SELECT = (
-    "SELECT id, kafka_key, create_time, '-9223372036854775808'::bigint, xmin, kafka_topic,"
+    "SELECT xmin, id, kafka_key, create_time, '-9223372036854775808'::bigint, kafka_topic,"
     " kafka_header_keys, kafka_header_values, kafka_value FROM outbox"
 )
 _SILENCE_S = 30.0

@@ -143,7 +143,7 @@ def test_records_are_those_that_the_relay_would_send(scene: Scene, make_topic: M
     for number, moment in enumerate(times, 1):
         scene.db.execute("UPDATE outbox SET create_time = %s WHERE id = %s", (moment, number))
     columns = (
-        "id, kafka_key, create_time, coalesce(kafka_partition::bigint, '-9223372036854775808'), xmin, kafka_topic,"
+        "xmin, id, kafka_key, create_time, coalesce(kafka_partition::bigint, '-9223372036854775808'), kafka_topic,"
         " kafka_header_keys, kafka_header_values, kafka_value"
     )
     finite = f"SELECT {columns} FROM outbox WHERE isfinite(create_time)"

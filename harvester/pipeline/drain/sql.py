@@ -70,7 +70,7 @@ def doubtful(
     conditions = [_condition(shape, share, topic, rules) for share, topic in shares]
     partition = f"coalesce({_place(shape)}::bigint, '-9223372036854775808'::bigint)"
     return (
-        f"COPY (SELECT o.id::bigint, o.kafka_key, coalesce(o.create_time, 'epoch'), {partition}, '0'::xid,"
+        f"COPY (SELECT '0'::xid, o.id::bigint, o.kafka_key, coalesce(o.create_time, 'epoch'), {partition},"
         " o.kafka_topic, o.kafka_header_keys, o.kafka_header_values, octet_length(o.kafka_value)::text"
         f" FROM {columns.published(table, shape)} o WHERE o.id BETWEEN {ids[0]:d} AND {ids[1]:d}"
         f" AND ({' OR '.join(conditions)})"

@@ -251,6 +251,8 @@ class TransactionQueue:
             transaction = self._unpurged.pop(record_id, None)
             if transaction is not None:
                 transaction.unpurged -= 1
+                if not transaction.unpurged:
+                    transaction.entries = []  # it may be long before the next progress
                 continue
             key = self._leaving.pop(record_id, None)
             if key is not None:
@@ -314,8 +316,14 @@ class TransactionQueue:
         return [other.id for other in self._take_out(key) if other is not entry]
 
     def _take_out(self, key: bytes) -> deque[QueuedRecord]:
-        found = deque(entry for entry in self._queue if entry.key == key)
-        self._queue = deque(entry for entry in self._queue if entry.key != key)
+        keys = [entry.key for entry in self._queue]  # many keys may fail in one transaction: one pass, mostly
+        if keys.count(key) == 1:
+            at = keys.index(key)
+            found = deque([self._queue[at]])
+            del self._queue[at]
+        else:
+            found = deque(entry for entry in self._queue if entry.key == key)
+            self._queue = deque(entry for entry in self._queue if entry.key != key)
         oversize = self._oversize.pop(key, None)
         if oversize is not None:
             found += [oversize, *self._held.pop(key)]

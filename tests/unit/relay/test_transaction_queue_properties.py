@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from harvester.delivery.decode import Broken
+from harvester.delivery.decode import Broken, Oversize
 from harvester.delivery.progress import Progress, encode, encode_named
 from harvester.record import KafkaRecord
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
@@ -299,6 +299,38 @@ class BatchesMachine(RuleBasedStateMachine):
 
 TestBatches = BatchesMachine.TestCase
 TestBatches.settings = settings(max_examples=some_of(100), stateful_step_count=50, deadline=None)
+
+
+ARRIVALS = st.lists(st.tuples(st.sampled_from([None, b"a", b"b", b"c"]), st.booleans()), max_size=8)
+
+
+@settings(deadline=None)
+@given(ARRIVALS, ARRIVALS, st.booleans())
+def test_records_queue_together_as_one_by_one(
+    before: list[tuple[bytes | None, bool]], then: list[tuple[bytes | None, bool]], parks: bool
+) -> None:
+    """Whatever of them is too large, is held behind such a record, or has a key that is refused."""
+
+    def arrive(*, together: bool) -> tuple[object, ...]:
+        batches = TransactionQueue(100, 100)
+        parked = entry(0, b"c", large=False)
+        if parks:
+            batches.offer(parked)
+            batches.park(parked)
+        refused: list[int] = []
+        for first, arrivals in ((1, before), (101, then)):
+            entries = [entry(number, key, large=large) for number, (key, large) in enumerate(arrivals, first)]
+            portions = [entries] if together else [[one] for one in entries]
+            refused += [one.id for portion in portions for one in batches.offer_all(portion)]
+        stored = [one.id for one in batches.to_store()]
+        queued = batches.queued
+        return refused, stored, queued, [one.id for one in batches.take(100)], sorted(batches.drop_queue())
+
+    def entry(record_id: int, key: bytes | None, *, large: bool) -> QueuedRecord:
+        record = KafkaRecord(record_id, key, "topic", b"", [], -1, 0)
+        return QueuedRecord(record_id, key, Oversize(record_id, key, record) if large else record, 0.0)
+
+    assert arrive(together=True) == arrive(together=False)
 
 
 @settings(max_examples=some_of(200), deadline=None)
