@@ -320,8 +320,12 @@ def test_records_queue_together_as_one_by_one(
         refused: list[int] = []
         for first, arrivals in ((1, before), (101, then)):
             entries = [entry(number, key, large=large) for number, (key, large) in enumerate(arrivals, first)]
-            portions = [entries] if together else [[one] for one in entries]
-            refused += [one.id for portion in portions for one in batches.offer_all(portion)]
+            if together:
+                refused += [one.id for one in batches.offer_all(entries)]
+                continue
+            for one in entries:
+                offer = batches.offer_oversize if isinstance(one.record, Oversize) else batches.offer
+                refused += [] if offer(one) else [one.id]
         stored = [one.id for one in batches.to_store()]
         queued = batches.queued
         return refused, stored, queued, [one.id for one in batches.take(100)], sorted(batches.drop_queue())
