@@ -405,8 +405,8 @@ class Config(SettingsTable):
 
     def lane_options(self) -> dict[str, Any]:
         """Options of a shard's transactional producer in exactly-once mode, without the lane's own id."""
-        # A transaction waits for everything that it has sent anyway.
-        defaults = {"linger.ms": "5", "max.in.flight.requests.per.connection": "5"}
+        # A transaction flushes what it has sent when it ends, so no record waits for as long as this.
+        defaults = {"linger.ms": "20", "max.in.flight.requests.per.connection": "5"}
         # A transaction outlives what it sends, but not by much.
         timeout_ms = max(_MIN_TRANSACTION_MS, 2 * to_ms(self.delivery_timeout))
         return merge(
