@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -199,6 +200,7 @@ def main(command: Command, arguments: list[str]) -> NoReturn:
     parser.add_argument("--logs", type=Path, help=kept_in)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and harvesters are stopped on the way out
     chosen = frozenset(options.only or command.default_kinds(options)) - frozenset(options.without or ())
     progress = sys.stderr if options.json else sys.stdout
     with tempfile.TemporaryDirectory(prefix=f"harvester-{command.name}-") as place:
