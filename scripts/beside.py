@@ -22,23 +22,26 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+# Of the worker's tree in a worker: its path precedes.
+from scripts.benchmarks import __main__ as program
+from scripts.benchmarks._backlog import Rows
+from scripts.benchmarks._relay import FULL, drain
+
 _ONCE = "delivery=exactly-once"
-_CAP = "limits.max_in_flight_records"
-_FULL = ("limits.mark_query_records=1000", f"{_CAP}=10000")
-MODES: dict[str, tuple[Sequence[str], int | None]] = {  # settings, number of keys
-    "tuned": (_FULL, None),
-    "cap-1000": ((_FULL[0], f"{_CAP}=1000"), None),
-    "defaults": ((), None),
-    "once": ((*_FULL, _ONCE), None),
-    "once-defaults": ((_ONCE,), None),
-    "once-one-key": ((*_FULL, _ONCE), 1),
+_MODES: dict[str, tuple[Sequence[str], int]] = {  # settings, number of keys
+    "tuned": (FULL, 1_000),
+    "cap-1000": ((*FULL, "limits.max_in_flight_records=1000"), 1_000),
+    "defaults": ((), 1_000),
+    "once": ((*FULL, _ONCE), 1_000),
+    "once-defaults": ((_ONCE,), 1_000),
+    "once-one-key": ((*FULL, _ONCE), 1),
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/beside", description=__doc__.split("\n")[0])
     parser.add_argument("trees", type=Path, nargs=2, metavar="TREE", help="checkouts of the old and the new version")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="(default: all)")
+    parser.add_argument("--modes", nargs="+", choices=_MODES, default=list(_MODES), help="(default: all)")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--records", type=int, default=200_000, help="in each backlog (200,000)")
     options = parser.parse_args()
@@ -51,7 +54,7 @@ def main() -> int:
         place.chmod(0o755)  # started by root, PostgreSQL runs under another account
         stack.callback(down, place / "stack", delete=True)
         info = up(place / "stack", StackOptions(), progress=lambda _text: None)
-        servers = {"HARVESTER_TEST_DSN": info.dsn, "HARVESTER_TEST_BOOTSTRAP": info.bootstrap}
+        servers = {program.DSN: info.dsn, program.BOOTSTRAP: info.bootstrap}
         old, new = (stack.enter_context(_worker(tree.resolve(), options.records, servers)) for tree in options.trees)
         for mode in options.modes:
             rates, costs = list[float](), list[float]()
@@ -98,14 +101,10 @@ def _answer(lines: IO[str] | None) -> dict[str, float]:
 
 def work(records: int) -> None:
     """Drain a backlog for each mode that is read, with the version on this process's path."""
-    from scripts.benchmarks import __main__ as program
-    from scripts.benchmarks._backlog import Rows
-    from scripts.benchmarks._relay import drain
-
     with program._bench(program._options(program.find(), ["drain"]), servers=True) as bench:
         for line in sys.stdin:
-            settings, keys = MODES[line.strip()]
-            done = drain(bench, Rows(records) if keys is None else Rows(records, keys=keys), settings=settings)
+            settings, keys = _MODES[line.strip()]
+            done = drain(bench, Rows(records, keys=keys), settings=settings)
             print(json.dumps({"rate": done.rate_per_s, "cpu": done.figures()["cpu_us_per_record"]}), flush=True)
 
 
