@@ -28,7 +28,6 @@ from harvester_cli import (
     demo,
     doctor,
     outbox,
-    pump,
     stack,
     start,
     status,
@@ -59,7 +58,8 @@ _PANELS: dict[str, dict[str, Any]] = {
         "config": config.app,
     },
     "Inspect and repair": {
-        "status": status.status, "doctor": doctor.doctor, "dead": dead.app, "pump": pump.pump, "verify": verify.verify,
+        "status": status.status, "doctor": doctor.doctor, "dead": dead.app,
+        "pump": verify.pump, "verify": verify.verify,
     },
     "Consume and process": {"consume": consume.consume, "claims": claims.app, "pipeline": commands.app},
 }  # fmt: skip

@@ -4,7 +4,7 @@ The relay stores a value and then publishes a record that refers to it (`harvest
 the value for the record's consumer.
 """
 
+from harvester.claim_check.reference import StoreSettings
 from harvester.claim_check.resolver import ClaimChecks, ResolvedRecord
-from harvester.claim_check.settings import StoreSettings
 
 __all__ = ["ClaimChecks", "ResolvedRecord", "StoreSettings"]

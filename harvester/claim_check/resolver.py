@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harvester.claim_check import reference
-from harvester.claim_check.settings import StoreSettings
+from harvester.claim_check.reference import StoreSettings
 from harvester.claim_check.stores import open_store
 from harvester.errors import ClaimCheckError, StoredValueChanged, StoredValueMissing
 from harvester.origin import find

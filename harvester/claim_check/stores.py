@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from harvester.claim_check.settings import StoreSettings
+from harvester.claim_check.reference import StoreSettings
 from harvester.errors import ConfigurationError, Problem, StoredValueMissing, StoreUnavailable
 
 _CONNECT_S, _ANSWER_S = 5, 30

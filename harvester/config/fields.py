@@ -17,8 +17,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from harvester.claim_check.settings import FORM as STORE_FORM
-from harvester.claim_check.settings import read_url
+from harvester.claim_check.reference import FORM as STORE_FORM
+from harvester.claim_check.reference import read_url
 from harvester.config.dsn import FORM as DSN_FORM
 from harvester.config.dsn import parse_dsn
 from harvester.config.durations import FORM as DURATION_FORM

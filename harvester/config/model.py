@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from harvester.claim_check.settings import FORM as STORE_FORM
-from harvester.claim_check.settings import StoreSettings
+from harvester.claim_check.reference import FORM as STORE_FORM
+from harvester.claim_check.reference import StoreSettings
 from harvester.config import kafka_options, timing
 from harvester.config.dsn import effective_dsn, mask_dsn
 from harvester.config.durations import format_duration, to_ms

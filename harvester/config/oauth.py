@@ -1,17 +1,27 @@
-"""Gets SASL OAUTHBEARER tokens from a function of the application, named in the configuration.
+"""Gets SASL OAUTHBEARER tokens from a function of the application, or from AWS.
 
 Every client of every process needs tokens, so the shards are sent the function's name: a string, like all options, that
 is callable. librdkafka's own `sasl.oauthbearer.method=oidc` needs none of this.
+
+`oauth.token = "aws"` stands for `aws_token`: tokens for MSK with IAM, signed by botocore; no request is sent to get
+one. A token is a presigned URL of `kafka-cluster:Connect` (Signature Version 4, query string), in base64 without
+padding. Credentials come from wherever botocore finds them: variables, a profile, or the role of a pod, container or
+machine. botocore renews credentials that expire.
 """
 
 from __future__ import annotations
 
+import base64
+import calendar
 import importlib
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from harvester.config.kafka_options import get
 from harvester.config.problems import echo, refuse
@@ -20,10 +30,13 @@ from harvester.errors import ConfigurationError, Problem
 FORM = '"module:function", "aws" for MSK with IAM, or "" for none'
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _PATH = "oauth.token"
-_OURS = {"aws": "harvester.config.aws_token:token"}
+_OURS = {"aws": "harvester.config.oauth:aws_token"}
 # Without a token a new client fails permanently. With one that every broker refuses, it reports the refusal and asks
 # again after four fifths of this time.
 _NO_TOKEN, _AGAIN_S = "no-token", 5.0
+AWS_LIFE_S = 900
+_AWS_SERVICE = "kafka-cluster"
+_AWS_OPTIONS = ("region", "profile")
 _last: dict[str, tuple[Any, ...]] = {}  # each function's last answer in this process, shared by its clients
 
 
@@ -102,3 +115,47 @@ def hook_problems(name: str, base: Mapping[str, str]) -> list[Problem]:
         return []
     allowed = 'base_kafka_config with "sasl.mechanism" = "OAUTHBEARER" and "security.protocol" = "SASL_SSL"'
     return [Problem(_PATH, "requires SASL OAUTHBEARER", allowed)]
+
+
+def aws_token(config: str) -> tuple[str, float]:
+    """The token, and when it expires; `config` may be `region=eu-west-1 profile=relay`."""
+    options = _aws_options(config)
+    session = _aws_session(options.get("profile"))
+    region = options.get("region") or os.environ.get("AWS_REGION") or session.get_config_variable("region")
+    if not region:
+        raise ValueError('no region: set AWS_REGION, or "sasl.oauthbearer.config" = "region=…" in base_kafka_config')
+    credentials = session.get_credentials()
+    if credentials is None:
+        raise ValueError("no AWS credentials: botocore finds none in the environment, a profile, or a role")
+    return sign_aws_token(credentials, region)
+
+
+def sign_aws_token(credentials: Any, region: str) -> tuple[str, float]:
+    """The token of these botocore credentials, valid from now."""
+    from botocore.auth import SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+
+    url = f"https://kafka.{region}.amazonaws.com/?Action=kafka-cluster%3AConnect"
+    request = AWSRequest("GET", url)
+    SigV4QueryAuth(credentials.get_frozen_credentials(), _AWS_SERVICE, region, expires=AWS_LIFE_S).add_auth(request)
+    (began,) = parse_qs(urlsplit(request.url).query)["X-Amz-Date"]
+    expires = calendar.timegm(time.strptime(began, "%Y%m%dT%H%M%SZ")) + AWS_LIFE_S
+    # Not signed: brokers do not verify it.
+    text = f"{request.url}&User-Agent=outbox-harvester"
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("="), float(expires)
+
+
+def _aws_options(config: str) -> dict[str, str]:
+    found = dict(word.partition("=")[::2] for word in config.replace(",", " ").split())
+    for name in found:
+        if name not in _AWS_OPTIONS:
+            raise ValueError(f"sasl.oauthbearer.config: {name!r} is not one of {', '.join(_AWS_OPTIONS)}")
+    return found
+
+
+@lru_cache(maxsize=1)
+def _aws_session(profile: str | None) -> Any:
+    """One per process: it caches credentials and renews them."""
+    from botocore.session import Session
+
+    return Session(profile=profile)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
-from harvester.claim_check.settings import StoreSettings
+from harvester.claim_check.reference import StoreSettings
 from harvester.coordination.core.claim import ClaimTiming
 from harvester.coordination.core.record_queues import FailurePolicy, OnError, RecordOrder
 from harvester.coordination.core.world import LogTiming

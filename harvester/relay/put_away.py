@@ -17,8 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harvester.claim_check.reference import refer, replaced
-from harvester.claim_check.settings import StoreSettings
+from harvester.claim_check.reference import StoreSettings, refer, replaced
 from harvester.claim_check.stores import open_store
 from harvester.delivery.decode import Decoded, Oversize, decode, set_apart
 from harvester.delivery.retries import Failure

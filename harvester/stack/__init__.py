@@ -6,8 +6,8 @@ directory identifies them by pid *and* start time, so a recycled pid is never si
 
 Everything listens only on loopback and trusts everyone who connects there: for development, never for production.
 
-`processes` identifies processes, `state` is the file, `java` finds the runtime and manages the jars, `maven` fetches
-them, `postgres` and `kafka` are one server each, `stack` is both together.
+`processes` identifies processes, `state` is the file, `java` finds the runtime and fetches
+the jars, `postgres` and `kafka` are one server each, `stack` is both together.
 """
 
 from __future__ import annotations

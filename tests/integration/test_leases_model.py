@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from harvester import Lease, LeaseError, LeaseExpired, LeaseFenced, LeaseUnknown, SequenceGap, Stasher
-from harvester.idempotence.highwater import HighWaterMark, RunVerdict, judge, lease
+from harvester.outbox.leases import HighWaterMark, RunVerdict, judge, lease
 from tests.support.leasing import end, record, values
 
 pytestmark = pytest.mark.servers

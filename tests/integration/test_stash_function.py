@@ -13,8 +13,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from harvester import Stasher
 from harvester.errors import RecordRejected
-from harvester.idempotence.highwater import HighWaterMark, RunVerdict, judge
 from harvester.outbox import schema
+from harvester.outbox.leases import HighWaterMark, RunVerdict, judge
 from harvester.outbox.sql.grants import GrantTarget, script
 from harvester.outbox.sql.stash_function import LEASE_STATES
 from harvester.outbox.tables import OutboxTable

@@ -15,17 +15,16 @@ from pyarrow.parquet import ParquetFile
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.origin import HEADER
+from harvester.pipeline import metrics, replay
 from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.audit.schemas import FindingKind
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.erase import Trace, erase, traces_of_other_jobs
 from harvester.pipeline.lake.silver import from_ddl, payload_table
-from harvester.pipeline.metrics import job as metrics
-from harvester.pipeline.metrics.windows import METRICS
 from harvester.pipeline.origin_columns import bronze_columns
-from harvester.pipeline.replay import job as replay
-from harvester.pipeline.replay.plan import Destination, ReplayRate, ReplayRequest, Selection
+from harvester.pipeline.replay_plan import Destination, ReplayRate, ReplayRequest, Selection
+from harvester.pipeline.windows import METRICS
 from tests.support.audits import Scene
 from tests.support.consuming import read_topic
 from tests.support.formats import LakeAt, known, places, where

@@ -21,13 +21,12 @@ from pyarrow.parquet import ParquetFile
 from harvester.claim_check.reference import HEADER as CLAIM_CHECK
 from harvester.errors import ExitCode, HarvesterError
 from harvester.outbox.connection import connect
+from harvester.pipeline import metrics, replay
 from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.erase import Certificate, erase_rows, traces_of_other_jobs
 from harvester.pipeline.lake.silver import from_ddl
-from harvester.pipeline.metrics import job as metrics
-from harvester.pipeline.replay import job as replay
-from harvester.pipeline.replay.plan import Destination, ReplayRequest, Selection
+from harvester.pipeline.replay_plan import Destination, ReplayRequest, Selection
 from tests.support.audits import Scene
 from tests.support.audits import Sent as Archived
 from tests.support.databases import TABLE

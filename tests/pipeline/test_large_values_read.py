@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harvester.claim_check.reference import refer, replaced
-from harvester.claim_check.settings import StoreSettings
+from harvester.claim_check.reference import StoreSettings, refer, replaced
 from harvester.claim_check.stores import DirectoryStore
 from harvester.record import KafkaRecord
 from tests.support.harvested import KEPT, Sent, Writer

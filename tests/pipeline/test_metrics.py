@@ -20,14 +20,13 @@ from typer.testing import CliRunner
 from harvester import origin
 from harvester.errors import ExitCode
 from harvester.origin import HEADER, Origin
+from harvester.pipeline import metrics, windows
 from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.formats import DeltaStore, open_store
 from harvester.pipeline.lake.batch import LakeBatch
-from harvester.pipeline.metrics import job as metrics
-from harvester.pipeline.metrics import windows
-from harvester.pipeline.metrics.job import MetricsDone, MetricsSettings, run
-from harvester.pipeline.metrics.windows import KEYS, METRICS
+from harvester.pipeline.metrics import MetricsDone, MetricsSettings, run
 from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.windows import KEYS, METRICS
 from harvester.relay.failpoints import VARIABLE
 from tests.support.drivers import START_S, Driver
 from tests.support.formats import known, where

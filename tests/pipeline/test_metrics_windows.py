@@ -16,9 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester import origin
 from harvester.origin import HEADER, Origin
-from harvester.pipeline import schemas
+from harvester.pipeline import schemas, windows
 from harvester.pipeline.formats import open_store
-from harvester.pipeline.metrics import windows
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.telemetry.latency import Histogram
 from tests.support.lakes import make_lake

@@ -21,13 +21,12 @@ from typer.testing import CliRunner
 from harvester import origin
 from harvester.errors import ExitCode
 from harvester.origin import HEADER, Origin
-from harvester.pipeline import schemas
+from harvester.pipeline import replay, schemas
+from harvester.pipeline import replay_plan as replay_rows
 from harvester.pipeline import session as sessions
 from harvester.pipeline.errors import InputMissing, PipelineError
 from harvester.pipeline.formats import open_store
-from harvester.pipeline.replay import job as replay
-from harvester.pipeline.replay import plan as replay_rows
-from harvester.pipeline.replay.plan import By, Destination, ReplayRate, ReplayRequest, Selection
+from harvester.pipeline.replay_plan import By, Destination, ReplayRate, ReplayRequest, Selection
 from tests.support.consuming import Published, read_topic
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake

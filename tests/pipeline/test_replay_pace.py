@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from harvester.errors import ExitCode
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
-from harvester.pipeline.replay.plan import (
+from harvester.pipeline.replay_plan import (
     WITHOUT_RATE,
     By,
     Destination,

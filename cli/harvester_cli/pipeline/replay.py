@@ -13,7 +13,7 @@ from harvester_cli.pipeline.options import Job, say
 from harvester_cli.signals import stop_on_signal
 
 if TYPE_CHECKING:
-    from harvester.pipeline.replay.plan import ReplayRequest
+    from harvester.pipeline.replay_plan import ReplayRequest
 
 
 @grouped
@@ -87,7 +87,7 @@ def replay(
         request = _request(options.period(since, until), by, topic or [], keys, destination, as_new)
 
     with job.spark("replay", "spark.speculation=false", format_=format_) as spark:
-        from harvester.pipeline.replay.job import (
+        from harvester.pipeline.replay import (
             ReplaySettings,
             ReplaySliceDone,
             begin,
@@ -96,7 +96,7 @@ def replay(
             preview,
             run,
         )
-        from harvester.pipeline.replay.plan import ReplayRate
+        from harvester.pipeline.replay_plan import ReplayRate
 
         if request is not None:
             progress = begin(spark, lake, request)
@@ -140,7 +140,7 @@ def _request(
     destination: tuple[str | None, str | None, bool],
     as_new: bool,
 ) -> ReplayRequest:
-    from harvester.pipeline.replay.plan import By, Destination, ReplayRequest, Selection
+    from harvester.pipeline.replay_plan import By, Destination, ReplayRequest, Selection
 
     if [bool(one) for one in destination].count(True) != 1:
         raise typer.BadParameter(

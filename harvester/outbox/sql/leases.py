@@ -1,4 +1,4 @@
-"""The statements of leases, as text (pure); `idempotence.highwater` explains what they decide.
+"""The statements of leases, as text (pure); `outbox.leases` explains what they decide.
 
 A stash is one statement: a *step* of the lease's row, and the INSERT of what the step has accepted. A refusal is a
 result, not an SQL error, so it leaves the caller's transaction intact. The step exists in two forms.
@@ -127,7 +127,7 @@ def _hope(table: OutboxTable) -> str:
 
 
 def _decide(table: OutboxTable) -> str:
-    """The cases of SET and the condition in RETURNING are the table of `highwater` in SQL.
+    """The cases of SET and the condition in RETURNING are the table of `outbox.leases` in SQL.
 
     In RETURNING, `previous` is the old sequence, and the generation is ours if it was ours or became so.
     """

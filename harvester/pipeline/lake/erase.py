@@ -37,9 +37,9 @@ from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import recovery
 from harvester.pipeline.lake.silver import payload_table
-from harvester.pipeline.metrics.windows import KEYS, METRICS
-from harvester.pipeline.replay.job import DIRECTORY
+from harvester.pipeline.replay import DIRECTORY
 from harvester.pipeline.store import END_JOBS, ErasedTable, TableStore
+from harvester.pipeline.windows import KEYS, METRICS
 
 _KEYED = ("silver", "repeats", "rejects", "current")
 _NOT_REACHED = (

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from harvester import ClaimChecks, ConfigurationError, StoreSettings
-from harvester.claim_check.reference import refer, replaced
-from harvester.claim_check.settings import read_url
+from harvester.claim_check.reference import read_url, refer, replaced
 from harvester.claim_check.stores import open_store
 from harvester.errors import StoredValueChanged, StoredValueMissing, StoreUnavailable
 from harvester.record import KafkaRecord

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from harvester import stack
 from harvester.errors import StackError
-from harvester.stack import java, kafka, maven, postgres
+from harvester.stack import java, kafka, postgres
 from harvester.stack.processes import ProcessId, RunAs, identify
 from harvester.stack.stack import free_ports
 from harvester.stack.state import Server, StackState, read, write
@@ -174,7 +174,7 @@ def test_jars_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_lock_that_is_shipped() -> None:
     from importlib import resources
 
-    lock = maven.parse_lock(resources.files("harvester.stack").joinpath("broker.lock").read_text())
+    lock = java.parse_lock(resources.files("harvester.stack").joinpath("broker.lock").read_text())
     files = {artifact.file for artifact in lock}
     assert f"kafka_2.13-{java.KAFKA_VERSION}.jar" in files
     assert "log4j-slf4j-impl-2.25.4.jar" in files  # else the broker is silent

@@ -19,13 +19,12 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from harvester.pipeline import schemas, tables
+from harvester.pipeline import schemas, tables, windows
 from harvester.pipeline.errors import TableMismatch
 from harvester.pipeline.formats import open_store
-from harvester.pipeline.metrics import windows
-from harvester.pipeline.metrics.windows import KEYS, METRICS
 from harvester.pipeline.session import clear_errors
 from harvester.pipeline.store import TableStore
+from harvester.pipeline.windows import KEYS, METRICS
 from harvester.relay import failpoints
 
 _SOURCES = ("silver", "repeats", "rejects")

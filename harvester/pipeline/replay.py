@@ -16,12 +16,12 @@ from datetime import datetime
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from harvester.pipeline import replay_plan as plan
 from harvester.pipeline import schemas, source, streaming, tables
 from harvester.pipeline.errors import InputMissing, PipelineError
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake.batch import batch_name
-from harvester.pipeline.replay import plan
-from harvester.pipeline.replay.plan import ReplayProgress, ReplayRate, ReplayRequest, ReplaySlice
+from harvester.pipeline.replay_plan import ReplayProgress, ReplayRate, ReplayRequest, ReplaySlice
 from harvester.pipeline.session import clear_errors
 from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore

@@ -13,8 +13,7 @@ import pytest
 from botocore.credentials import Credentials
 
 from harvester.config import Config
-from harvester.config.aws_token import LIFE_S, signed, token
-from harvester.config.oauth import TokenHook
+from harvester.config.oauth import AWS_LIFE_S, TokenHook, aws_token, sign_aws_token
 from harvester.errors import ConfigurationError
 
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -60,7 +59,7 @@ def test_the_reference_gives_the_published_signatures() -> None:
 @pytest.mark.parametrize("session_token", [None, "of/a+role=="])
 def test_a_token_is_signed(session_token: str | None) -> None:
     credentials: Any = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", session_token)
-    text, expires = signed(credentials, "eu-west-1")
+    text, expires = sign_aws_token(credentials, "eu-west-1")
     assert "=" not in text
     url = urlsplit(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode())
     assert (url.scheme, url.netloc, url.path) == ("https", "kafka.eu-west-1.amazonaws.com", "/")
@@ -73,12 +72,12 @@ def test_a_token_is_signed(session_token: str | None) -> None:
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
         "X-Amz-Credential": f"AKIDEXAMPLE/{at[:8]}/eu-west-1/kafka-cluster/aws4_request",
         "X-Amz-Date": at,
-        "X-Amz-Expires": str(LIFE_S),
+        "X-Amz-Expires": str(AWS_LIFE_S),
         "X-Amz-SignedHeaders": "host",
         **({"X-Amz-Security-Token": session_token} if session_token else {}),
     }
     assert signature == reference(credentials.secret_key, at, "eu-west-1", "kafka-cluster", url.netloc, "/", query)
-    assert 0 < expires - time.time() <= LIFE_S
+    assert 0 < expires - time.time() <= AWS_LIFE_S
 
 
 @pytest.fixture
@@ -91,9 +90,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setattr("harvester.config.oauth._last", {})
-    from harvester.config import aws_token
+    from harvester.config import oauth
 
-    aws_token._session.cache_clear()
+    oauth._aws_session.cache_clear()
     return monkeypatch
 
 
@@ -103,14 +102,14 @@ def host(text: str) -> str:
 
 def test_where_the_region_comes_from(environment: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="AWS_REGION"):
-        token("")
+        aws_token("")
     environment.setenv("AWS_DEFAULT_REGION", "eu-north-1")
-    assert host(token("")[0]) == "kafka.eu-north-1.amazonaws.com"
+    assert host(aws_token("")[0]) == "kafka.eu-north-1.amazonaws.com"
     environment.setenv("AWS_REGION", "eu-west-1")
-    assert host(token("")[0]) == "kafka.eu-west-1.amazonaws.com"
-    assert host(token("region=us-east-1")[0]) == "kafka.us-east-1.amazonaws.com"
+    assert host(aws_token("")[0]) == "kafka.eu-west-1.amazonaws.com"
+    assert host(aws_token("region=us-east-1")[0]) == "kafka.us-east-1.amazonaws.com"
     with pytest.raises(ValueError, match="'zone' is not one of region, profile"):
-        token("zone=a")
+        aws_token("zone=a")
 
 
 def test_without_credentials_brokers_refuse(environment: pytest.MonkeyPatch) -> None:

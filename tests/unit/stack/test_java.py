@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harvester.errors import StackError
-from harvester.stack import java, maven
-from harvester.stack.maven import Artifact, fetch, parse_lock
+from harvester.stack import java
+from harvester.stack.java import Artifact, fetch_jars, parse_lock
 
 CONTENT = b"a jar" * 100_000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -61,7 +61,7 @@ def repository(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> Iterator[li
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    monkeypatch.setenv(maven.REPOSITORY, f"http://127.0.0.1:{server.server_port}/maven2/")
+    monkeypatch.setenv(java.REPOSITORY, f"http://127.0.0.1:{server.server_port}/maven2/")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     try:
         yield asked
@@ -74,7 +74,7 @@ def repository(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> Iterator[li
 def fetched(into: Path, *artifacts: Artifact) -> list[float]:
     """The pauses that were made."""
     pauses: list[float] = []
-    fetch(artifacts, into, what="the test's jars", hint="a hint", pause=pauses.append)
+    fetch_jars(artifacts, into, what="the test's jars", hint="a hint", pause=pauses.append)
     return pauses
 
 
@@ -117,7 +117,7 @@ def test_a_set_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     cache = tmp_path / "harvester"
     with repository(monkeypatch, whole, refused(404)), pytest.raises(StackError, match="404") as caught:
         java.locked_jars("set", lock, what="a set")
-    assert maven.REPOSITORY in (caught.value.hint or "")
+    assert java.REPOSITORY in (caught.value.hint or "")
     assert [each.name for each in cache.iterdir()] == [".lock"]
     with repository(monkeypatch, whole) as asked:
         for _ in range(2):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from harvester.idempotence.highwater import HighWaterMark, RunVerdict, judge, lease
+from harvester.outbox.leases import HighWaterMark, RunVerdict, judge, lease
 from tests.support.longs import some_of
 
 

@@ -1,1 +1,0 @@
-"""The job `metrics`: docs/pipeline-metrics.md. `job` is the entry point."""

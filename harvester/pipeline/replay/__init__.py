@@ -1,1 +1,0 @@
-"""The job `replay`: docs/pipeline-replay.md. `job` is the entry point."""
