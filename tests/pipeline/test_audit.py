@@ -206,6 +206,7 @@ def test_a_range_of_a_lake_without_a_history(
     )
 
 
+@long  # test_the_history_says_what_is_lost has the rules, test_formats a lake with a loss
 def test_a_loss_that_a_lake_was_allowed_to_go_on_without_is_accepted_as_far_as_it_has_room(
     scene: Scene, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -306,6 +307,7 @@ def slowly(sent: list[Sent]) -> list[Sent]:
     return [replace(one, seconds=90 * one.seconds) for one in sent]
 
 
+@long
 def test_what_was_sent_as_a_lake_ended_is_neither_lost_nor_a_gap(
     scene: Scene, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -374,6 +376,7 @@ def test_which_batches_of_a_lake_are_whole(spark: SparkSession, tmp_path: Path) 
     assert half_written(spark, where) == batch_name(7)
 
 
+@long  # test_order_and_repeats_are_judged_within_a_key_of_a_partition judges orders
 def test_the_order_of_a_topic_that_was_made_anew_is_no_proof(scene: Scene, spark: SparkSession, tmp_path: Path) -> None:
     """Its offsets begin again, so those of the second log are below those of the first. 6 and 7 went with that one."""
     late = {number: 100.0 * number for number in range(11, 19)}

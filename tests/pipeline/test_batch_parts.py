@@ -126,9 +126,8 @@ def writer(spark: SparkSession, root: str, left: set[str]) -> Callable[..., None
     return write
 
 
-@pytest.mark.parametrize(
-    "place", ["lake.silver", *(pytest.param(other, marks=long) for other in ("lake.ids", "lake.repeats", None))]
-)
+@long  # test_new_is_the_first_of_a_name_in_whatever_batch and the next two decide about repeats every day
+@pytest.mark.parametrize("place", ["lake.silver", "lake.ids", "lake.repeats", None])
 def test_a_repeat_that_a_given_up_batch_has_left_alone_is_decided_anew(
     spark: SparkSession, tmp_path: Path, place: str | None
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from harvester.pipeline.drain import job as drain
 from tests.support.drains import ONE_BY_ONE, RECORDS, assert_held
 from tests.support.drivers import START_S
+from tests.support.longs import long
 from tests.support.wait import eventually
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def test_a_killed_driver_is_followed_by_one_that_waits_for_its_lease(
     assert_held(slice_drain.judged())
 
 
+@long  # Spark repeats the task; test_drain has what follows from that
 def test_a_killed_executor_is_replaced_and_the_task_starts_over(slice_drain: SliceDrain) -> None:
     given = ("--lease=180s", "--kafka=delivery.timeout.ms=15000", *ONE_BY_ONE)
     with slice_drain.start(*given, master="local-cluster[1,1,1024]") as running:

@@ -161,12 +161,9 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"{__name__}:hooks")
 
 
-def cut_off_before(*others: str | None) -> list[Any]:
-    """A batch may be cut off before silver, and nightly before each of these.
-
-    What it has written then, the next one is given by hand in test_batch_parts, every day for each of them.
-    """
-    return ["lake.silver", *(pytest.param(one, marks=long) for one in (*others, "lake.repeats", "lake.json"))]
+# A batch is cut off before one of these, or not at all. What it has written then, the next one is given by hand in
+# test_batch_parts, every day for each of them.
+INTERRUPTED = ["lake.silver", None, "lake.end", "lake.repeats", "lake.json"]
 
 
 def records(first: int, last: int, partition: int = 0) -> list[Sent]:
@@ -213,8 +210,9 @@ def assert_whole(lake: Lake, topic: str, oracle: Oracle) -> None:
     assert len(bad) == len(oracle.silver) - len(columns)
 
 
+@long  # test_formats goes on without removed records every day
 @pytest.mark.usefixtures("hooked")
-@pytest.mark.parametrize("interrupted", cut_off_before(None, "lake.end"))
+@pytest.mark.parametrize("interrupted", INTERRUPTED)
 def test_records_that_were_removed_before_they_were_read(
     lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, interrupted: str | None
 ) -> None:
@@ -297,8 +295,9 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
     assert len(rows_of(lake, "losses")) == 1
 
 
+@long  # test_formats loses a checkpoint every day, and test_an_adoption_that_was_cut_off… one more
 @pytest.mark.usefixtures("hooked")
-@pytest.mark.parametrize("interrupted", cut_off_before(None, "lake.end"))
+@pytest.mark.parametrize("interrupted", INTERRUPTED)
 def test_a_lost_checkpoint_is_made_anew_from_the_tables(
     lake: Lake, writer: Writer, make_topic: MakeTopic, interrupted: str | None
 ) -> None:
@@ -533,7 +532,8 @@ def test_a_topic_that_is_added_may_have_lost_its_beginning(
 
 
 @pytest.mark.usefixtures("hooked")
-@pytest.mark.parametrize("interrupted", [pytest.param(None, marks=long), "lake.silver"])
+@pytest.mark.parametrize("interrupted", [None, "lake.silver"])
+@long  # test_columns_that_are_asked_for_after_a_first_batch_that_was_cut_off fills some in every day
 def test_columns_that_are_asked_for_later_are_filled_in_from_silver(
     lake: Lake, writer: Writer, make_topic: MakeTopic, interrupted: str | None
 ) -> None:

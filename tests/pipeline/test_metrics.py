@@ -144,7 +144,8 @@ def versions(lake: Written) -> list[int]:
 
 
 @pytest.mark.usefixtures("compiled_queries")
-@pytest.mark.parametrize("kind", ["delta directory", pytest.param("iceberg directory", marks=long)])
+@long  # at random; the next tests count parts of it every day, and test_the_command… begins again
+@pytest.mark.parametrize("kind", ["delta directory", "iceberg directory"])
 def test_late_records_and_repeats_correct_what_was_written_and_a_killed_run_is_repeated(
     spark: SparkSession, tmp_path: Path, cut: Interrupter, kind: str
 ) -> None:

@@ -13,6 +13,7 @@ from harvester.pipeline import tables
 from harvester.pipeline.errors import PipelineError
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake, Oracle
+from tests.support.longs import long
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 
 
+@long  # what differs from a directory is how a file is replaced: below
 def test_a_lake_is_written_cut_off_and_gone_on_with(
     spark: SparkSession, servers: Servers, make_topic: MakeTopic, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

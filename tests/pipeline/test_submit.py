@@ -14,6 +14,7 @@ from harvester.pipeline.session import connector_jars, spark_version, use_java
 from tests.support.cli import cli_environment
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake
+from tests.support.longs import long
 from tests.support.sparks import SMALL, arguments
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ main()
 """
 
 
+@long
 def test_a_submitted_lake_has_the_master_and_the_settings_that_were_submitted(
     spark: SparkSession, servers: Servers, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
