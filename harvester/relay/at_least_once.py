@@ -92,7 +92,7 @@ class Sender:
         self._attempts = Attempts(policy)
         self._timers: list[tuple[float, int, int]] = []  # due, tie-breaker, id of a held record
         self._order = itertools.count()
-        self._acked_at = 0.0  # time of the last acknowledgement: the broker accepts records
+        self.acked_at = 0.0  # time of the last acknowledgement: the broker accepts records
         self.doubted_at = -math.inf  # time of the last timeout of a record that may still arrive
         # Used by the delivery thread only: reports not yet collected.
         self._acked: list[BarrierEntry] = []
@@ -259,7 +259,7 @@ class Sender:
                 ages = [now_us - entry.record[6] for entry in acked if isinstance(entry.record, KafkaRecord)]
                 self._latency.add_all(ages)
                 self._delivered += len(acked)
-                self._acked_at = time.monotonic()
+                self.acked_at = time.monotonic()
                 self._barrier.acked(acked)
             self._shard.purge([entry.record for entry in acked])
         # The largest record of a batch is at fault; the others have not failed.
@@ -347,7 +347,7 @@ class Sender:
             return
         wait_s = self._attempts.wait_s(retry, random.random())
         self._retried += 1
-        if counts or self._acked_at > entry.sent_at:
+        if counts or self.acked_at > entry.sent_at:
             self._park(entry, retry, text, wait_s)
         else:
             self._hold(entry.id, wait_s)

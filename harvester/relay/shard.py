@@ -5,6 +5,7 @@ Its threads, all blocking, none polling:
 - *main* waits for frames, due retries, and the death of the supervisor (EOF on the pipe, or its pidfd);
 - *delivery* serves the producer's reports; in exactly-once mode *transactor* does all work with Kafka
   (`exactly_once`);
+- *reach*, without transactions, watches whether the producer will ever reach a broker again;
 - *purger* deletes what was acknowledged (`purger`).
 
 Shutdown. On `Stop`, or when the supervisor is gone, nothing more is produced; what is on the wire is awaited and
@@ -15,6 +16,7 @@ its process (P15), and the supervisor starts a new one when this one is certainl
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -23,6 +25,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import KafkaError, KafkaException
+
+from harvester.bounds import SILENT
 from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import PurgeSession, Rules
@@ -94,6 +99,63 @@ class Producers:
             flush(self._tracing)
 
 
+_SILENT_S = 10.0  # without an acknowledgement, until the producer is suspected
+_STRANDED_S = 15.0  # longer than a client waits between two attempts to connect (reconnect.backoff.max.ms)
+_ANSWER_S = 5.0
+_SOUND_S = 30.0
+
+
+class ProducerWatch:
+    """Detects that a producer will never reach a broker again (P48).
+
+    A producer from which nothing comes back is asked for the brokers, which takes a connection. It is stranded if it
+    has had none for a while although another client, with the same options, is told of some. If neither has one, Kafka
+    is down. A producer with a connection is kept, even if it gets no answer: what it has sent may still arrive, and
+    only for the same producer does the broker recognise a repeat (P36).
+    """
+
+    def __init__(self, producer: Any, options: Mapping[str, Any]) -> None:
+        self._producer, self._options = producer, options
+        self._seen: float | None = None
+        self._silent_since = self._alone_since = math.inf
+        self.login: tuple[str, str] | None = None  # which replaces that of the options
+
+    def look(self, now: float, acked_at: float, unsettled: int) -> float | None:
+        """Look once, which may take seconds; returns when to look again, in seconds. None: it is stranded."""
+        if not unsettled or acked_at != self._seen:
+            self._seen, self._silent_since, self._alone_since = acked_at, now, math.inf
+        if now - self._silent_since < _SILENT_S:
+            return _ANSWER_S
+        answer = _ask(self._producer)
+        if answer != KafkaError._TRANSPORT:
+            self._alone_since = math.inf
+            return _ANSWER_S if answer else _SOUND_S
+        if _ask(self._another()) is not None:
+            self._alone_since = math.inf
+        elif self._alone_since == math.inf:
+            self._alone_since = now
+        elif now - self._alone_since >= _STRANDED_S:
+            return None
+        return _ANSWER_S
+
+    def _another(self) -> Any:
+        from confluent_kafka.admin import AdminClient
+
+        made = AdminClient({**self._options, **SILENT})
+        if self.login is not None:
+            made.set_sasl_credentials(*self.login)
+        return made
+
+
+def _ask(client: Any) -> int | None:
+    """None if the client is told of brokers; otherwise an error's code: `_TRANSPORT` if it has no connection."""
+    try:
+        return None if client.list_topics(timeout=_ANSWER_S).brokers else KafkaError.BROKER_NOT_AVAILABLE
+    except KafkaException as error:
+        code: int = error.args[0].code()
+        return code
+
+
 _STATS_INTERVAL_S = 1.0
 _POLL_S = 0.5
 EXIT_FATAL = 3
@@ -160,6 +222,7 @@ class Shard:
         self._lanes: Lanes | None = None
         if spec.lanes is None:
             self._producer = self._producers.make(spec.producer_options)
+            self._watch = ProducerWatch(self._producer, spec.producer_options)
             self.records = Sender(self._producer, spec.policy, self, spec.header, spec.reserved, spec.dated, put_away)
         else:
             self._lanes = Lanes(spec.lanes, self._producers.make, self._producers.log)
@@ -180,6 +243,7 @@ class Shard:
             self.transactor.start()
         else:
             threading.Thread(target=self._serve_reports, name="delivery", daemon=True).start()
+            threading.Thread(target=self._watch_producer, name="reach", daemon=True).start()
         self.purger.start()
         threading.Thread(target=self._report_ready, name="ready", daemon=True).start()
         poller = select.poll()
@@ -249,8 +313,11 @@ class Shard:
     def _log_in(self, login: f.Login) -> None:
         self.session.log_in(login.dsn)
         if login.user:
-            clients = self._lanes.log_in if self._lanes is not None else self._producer.set_sasl_credentials
-            clients(login.user, login.password)
+            if self._lanes is not None:
+                self._lanes.log_in(login.user, login.password)
+                return
+            self._watch.login = login.user, login.password
+            self._producer.set_sasl_credentials(login.user, login.password)
 
     def _report_ready(self) -> None:
         self.purger.connected.wait()
@@ -288,3 +355,12 @@ class Shard:
                     collect()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
             self.die(f"a delivery report failed: {error!r}")
+
+    def _watch_producer(self) -> None:
+        assert isinstance(self.records, Sender)
+        wait_s: float | None = _ANSWER_S
+        while not self._ended.wait(wait_s):
+            wait_s = self._watch.look(time.monotonic(), self.records.acked_at, self.records.unsettled)
+            if wait_s is None:
+                self.die("Kafka's client has dropped its last broker (librdkafka issue 5301)")
+                return

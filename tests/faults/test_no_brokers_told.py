@@ -43,6 +43,25 @@ def test_a_harvester_goes_on(scene: Scene, mode: str) -> None:
     assert repeats <= (KEYS if mode == "at-least-once" else 0)
 
 
+def test_a_shard_whose_producer_has_no_broker_left_is_replaced(scene: Scene) -> None:
+    """Without the strategy that asks those of its settings again, it has none for certain, and not by a race."""
+    with KafkaProxy(scene.bootstrap) as proxy:
+        given = {"bootstrap.servers": proxy.address, "reconnect.backoff.max.ms": "500"}
+        forgetful = {"metadata.recovery.strategy": "none", "topic.metadata.refresh.interval.ms": "500"}
+        with scene.cli(base_kafka_config=given, producer_kafka_config=forgetful) as running:
+            wait_leads(running)
+            with writing(scene, keys=KEYS) as load:
+                load.wait(ROWS)
+                proxy.name_no_broker(5)
+                load.wait(ROWS)
+            repeats = verify(scene, load)
+            assert "has dropped its last broker" in running.output
+            assert running.stop() == 0
+    figure("stranded_shard_repeats", repeats, "records")
+    figure("stranded_shard_longest_gap", longest_gap_ms(scene.log()), "ms")
+    assert repeats <= KEYS
+
+
 @pytest.fixture
 def proxy(settings: ConsumerSettings) -> Iterator[KafkaProxy]:
     with KafkaProxy(settings.kafka["bootstrap.servers"], names=SEVERAL) as made:
