@@ -307,7 +307,6 @@ def slowly(sent: list[Sent]) -> list[Sent]:
     return [replace(one, seconds=90 * one.seconds) for one in sent]
 
 
-@long
 def test_what_was_sent_as_a_lake_ended_is_neither_lost_nor_a_gap(
     scene: Scene, spark: SparkSession, tmp_path: Path
 ) -> None:

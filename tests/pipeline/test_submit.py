@@ -47,7 +47,7 @@ main()
 """
 
 
-@long
+@long  # test_session has what becomes of settings; only this one submits
 def test_a_submitted_lake_has_the_master_and_the_settings_that_were_submitted(
     spark: SparkSession, servers: Servers, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
