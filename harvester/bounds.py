@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 SILENT = {"log_level": "0"}
 """For a client whose errors are all raised or returned: it prints nothing."""
+STRANDED = "Kafka's client has dropped its last broker (librdkafka issue 5301)"
 PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # dropped by us
 _AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 0.25

@@ -151,9 +151,9 @@ def _steady(bench: Bench, mode: _Mode, seconds: float) -> dict[str, float]:
     with fresh(bench, notify=True) as place, relay(place, shards=bench.count, settings=mode.settings):
         lead(place)
         _await_other()
-        # A warm-up, then what counts: small transactions are not what drains have warmed up.
-        travel(place, Load(mode.per_s, seconds / 4, rows=5 if mode.per_s > 1_000 else 1))
-        latencies = travel(place, Load(mode.per_s, seconds, rows=5 if mode.per_s > 1_000 else 1)).latencies_ms()
+        rows = 5 if mode.per_s > 1_000 else 1
+        travel(place, Load(mode.per_s, seconds / 4, rows=rows))  # small transactions are not what drains have warmed up
+        latencies = travel(place, Load(mode.per_s, seconds, rows=rows)).latencies_ms()
     return {f"p{share * 100:g}_ms": percentile(latencies, share) for share in (0.5, 0.99)}
 
 

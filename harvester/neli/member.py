@@ -39,14 +39,14 @@ from uuid import UUID, uuid4
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from harvester.bounds import PURGED, SILENT, let_go
+from harvester.bounds import PURGED, SILENT, STRANDED, let_go
 from harvester.clock import clock_s
 from harvester.errors import BrokerUnavailable, ForeignOutbox
 from harvester.neli import election as e
 from harvester.neli.election import Election, ElectionTiming, step
 from harvester.neli.group import GroupListener, Identity, Missing
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
-from harvester.neli.reach import ASKING, STATISTICS_MS, STRANDED, Membership, Pulse, Reaching, Stranded
+from harvester.neli.reach import ASKING, STATISTICS_MS, Membership, Pulse, Reaching, Stranded
 from harvester.neli.second_proof import Commits
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, needs_somebody, refusal
 from harvester.telemetry.logging import ClientLog

@@ -29,7 +29,6 @@ from harvester.neli.group import Missing
 STATISTICS_MS = 500
 ASKING = {**SILENT, "metadata.max.age.ms": "3000"}
 """For the pulse's client, which would otherwise remember for a quarter of an hour that a partition has no leader."""
-STRANDED = "Kafka's client has dropped its last broker (librdkafka issue 5301)"
 _STRANDED_S = 2.0  # a client may briefly have no broker
 _NO_BROKERS = frozenset({"logical", "internal"})  # an alias for a group's coordinator; the client itself
 _JOINING = frozenset({"wait-join", "wait-sync"})

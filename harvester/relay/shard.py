@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from harvester.bounds import SILENT
+from harvester.bounds import SILENT, STRANDED
 from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import PurgeSession, Rules
@@ -362,5 +362,5 @@ class Shard:
         while not self._ended.wait(wait_s):
             wait_s = self._watch.look(time.monotonic(), self.records.acked_at, self.records.unsettled)
             if wait_s is None:
-                self.die("Kafka's client has dropped its last broker (librdkafka issue 5301)")
+                self.die(STRANDED)
                 return
