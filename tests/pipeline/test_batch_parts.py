@@ -17,6 +17,7 @@ from harvester.origin import HEADER, Origin, encode
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.formats import open_store
+from harvester.pipeline.lake import batch as batch_module
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch, ids_file, to_do_again
 from harvester.pipeline.lake.ids import StoredIds, Word
@@ -110,6 +111,33 @@ def test_a_repeat_costs_no_look_into_the_table_unless_its_id_was_forgotten(spark
     again = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {})
     with pytest.raises(Exception, match=r"FAILED_READ_FILE|does not exist"):
         again.write(bronze_columns(kafka_rows(spark, [{**origin(A, 6), "offset": 200}])), 2)
+
+
+@pytest.mark.parametrize(("failing", "is_one"), [("lake.silver", True), ("lake.end", True), ("lake.end", False)])
+def test_a_batch_leaves_nothing_on_sparks_disks(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, is_one: bool
+) -> None:
+    """Neither its records nor their repeats, whether it is written or fails, on one machine and as on a cluster."""
+    monkeypatch.setattr(batch_module, "is_one_process", lambda _: is_one)
+
+    def kept() -> int:  # on disk alone: Delta keeps its own in memory
+        there = spark.sparkContext._jsc.getPersistentRDDs().values()
+        return sum(not rows.getStorageLevel().useMemory() for rows in there)
+
+    before = kept()
+    root = make_lake(spark, tmp_path / "lake", [origin(A, 1)])
+    seen = []
+
+    def hit(here: str) -> None:
+        seen.append(kept() - before)
+        if here == failing:
+            raise InterruptedError(here)
+
+    batch = LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}, hit)
+    rows = bronze_columns(kafka_rows(spark, [{**origin(A, one), "offset": 1 + one} for one in (1, 2)]))
+    with pytest.raises(InterruptedError):
+        batch.write(rows, 1)
+    assert (max(seen), kept()) == (2, before)
 
 
 def writer(spark: SparkSession, root: str, left: set[str]) -> Callable[..., None]:

@@ -30,6 +30,7 @@ from harvester.pipeline.lake.cuts import CutState
 from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.lake.silver import TopicValues
 from harvester.pipeline.schemas import BAD_PAYLOAD
+from harvester.pipeline.session import is_one_process
 from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
 
@@ -103,8 +104,6 @@ class LakeBatch:
             last = self.store.last_written(["silver"], self.owner)
             is_there = last is not None and last >= number
         with ExitStack() as stack:
-            # Fetched from Kafka once, and read twice: compressing it would take longer than reading it.
-            bronze.sparkSession.conf.set(_PACKED, "false")
             if again is not None:
                 tables_of = [self._since("silver", again, number), self._since("repeats", again, number)]
                 nameless = self._since("rejects", again, number).where(F.col("reason") != BAD_PAYLOAD)
@@ -113,13 +112,13 @@ class LakeBatch:
             found = silver.summed_up(silver.overview(bronze).collect())
             read = streaming.planned(self.store.spark, self.checkpoint, number) or {}
             ends = self.require_same(cuts.needs_ends(found.marks, read))
-            places, repeated = None, 0
+            repeats, repeated = None, 0
             if suspects := found.ids.suspects(stored):
                 before = self.store.table("silver").where(F.col("batch") < batch_name(number))
-                places = self._kept(silver.repeats(bronze, suspects, before), stack)
-                repeated = places.count()
+                repeats = self._kept(silver.repeats(bronze, suspects, before), stack)
+                repeated = repeats.count()
             self._know(found, number)
-            rejected = self._append_all(bronze, places if repeated else None, repeated, found, number, again)
+            rejected = self._append_all(bronze, repeats if repeated else None, repeated, found, number, again)
             cuts, advanced = cuts.after(found.marks, read, ends)
             if again is not None:
                 at = self.store.at
@@ -148,21 +147,21 @@ class LakeBatch:
     def _append_all(
         self,
         bronze: DataFrame,
-        places: DataFrame | None,
+        repeats: DataFrame | None,
         repeated: int,
         found: silver.BatchOverview,
         number: int,
         again: int | None,
     ) -> int:
         """Returns how many rows `rejects` gets."""
-        new = silver.without(bronze, places)
+        new = silver.without(bronze, repeats)
         frames = []
         if found.topics:
             # One file for a few records, however many partitions they come from, without a shuffle.
             frames.append(("silver", self._rows(new, number).coalesce(_files(found.records))))
-        if places is not None:
+        if repeats is not None:
             # Few of the records read, so a shuffle is cheap.
-            frames.append(("repeats", self._rows(silver.at(bronze, places), number).repartition(_files(repeated))))
+            frames.append(("repeats", self._rows(repeats, number).repartition(_files(repeated))))
         rejected, rejects = silver.rejects(bronze) if found.rejected else None, found.rejected
         fresh = new.where("problem IS NULL")
         for topic in sorted(self.payloads.keys() & found.topics):
@@ -234,9 +233,20 @@ class LakeBatch:
         return self.store.table(name).where((batch >= batch_name(first)) & (batch < batch_name(number)))
 
     def _kept(self, rows: DataFrame, stack: ExitStack) -> DataFrame:
-        # On disk, that is, mostly in the system's cache: in Java's own memory it costs more than it saves.
-        kept = rows.persist(StorageLevel.DISK_ONLY)
-        stack.callback(kept.unpersist)
+        """The rows, fetched from Kafka and decoded once, however often they are read.
+
+        On disk, that is, mostly in the system's cache: in Java's own memory they cost more than they save.
+        """
+        if not is_one_process(str(rows.sparkSession.sparkContext.master)):
+            # What a lost executor has kept is fetched again. Compressing columns would take longer than reading them.
+            rows.sparkSession.conf.set(_PACKED, "false")
+            kept = rows.persist(StorageLevel.DISK_ONLY)
+            stack.callback(kept.unpersist)
+            return kept
+        # As rows, which are faster to write and to read than columns. Spark cannot fetch them again, but they are lost
+        # only with the job.
+        kept = rows.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
+        stack.callback(tables.forget, kept)
         return kept
 
 

@@ -133,7 +133,7 @@ def created_day() -> Column:
 
 
 def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) -> DataFrame:
-    """schemas.BRONZE → (topic, partition, offset) of every record that is not the first delivery of its id.
+    """schemas.BRONZE → of these, every record that is not the first delivery of its id.
 
     `stored`: silver's rows without those of this batch. Reads only the part that may contain `asked` ids: nothing if
     there are none.
@@ -146,7 +146,7 @@ def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) 
     ]
     words = local(bronze.sparkSession, rows, "i string, w bigint, ids bigint, known bigint, asked bigint")
     place = F.col("id").bitwiseAND(F.lit(63)).cast("int")
-    named = bronze.where(F.col("problem").isNull()).select(*_NAME, *_PLACE, created_day().alias("day"))
+    named = bronze.where(F.col("problem").isNull()).withColumn("_day", created_day())
     chosen = named.join(
         F.broadcast(words), (F.col("i") == F.col("incarnation")) & (F.col("w") == F.expr(schemas.block("id")))
     ).where(F.getbit("ids", place) == 1)
@@ -155,7 +155,7 @@ def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) 
         low, high = 64 * min(one.at for one in asked), 64 * max(one.at for one in asked) + 63
         of_these = F.col("incarnation").isin(sorted({str(one.incarnation) for one in asked}))
         there = stored.where(of_these & F.col("id").between(low, high))
-        days = {row["day"] for row in chosen.where("asked <> 0").select("day").distinct().collect()}
+        days = {row["_day"] for row in chosen.where("asked <> 0").select("_day").distinct().collect()}
         if len(days) <= _MOST_DAYS:
             there = there.where(F.col("day").isin(list(days)))
         ids = F.broadcast(chosen.where("asked <> 0").select(*_NAME).distinct())
@@ -164,7 +164,7 @@ def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) 
         known = known | (F.col("_there") & (F.getbit("asked", place) == 1))
     earliest = Window.partitionBy(*_NAME).orderBy("timestamp", *_PLACE)
     numbered = chosen.withColumns({"_known": F.coalesce(known, F.lit(False)), "_nth": F.row_number().over(earliest)})
-    return numbered.where(F.col("_known") | (F.col("_nth") > 1)).select(*_PLACE)
+    return numbered.where(F.col("_known") | (F.col("_nth") > 1)).select(*schemas.BRONZE.names)
 
 
 def local(spark: SparkSession, rows: Sequence[Mapping[str, Any]], columns: str) -> DataFrame:
@@ -198,14 +198,9 @@ def unwritten(bronze: DataFrame, stored: Iterable[DataFrame]) -> DataFrame:
     return bronze.join(places, [*_PLACE], "left_anti")
 
 
-def without(rows: DataFrame, places: DataFrame | None) -> DataFrame:
-    """The rows except those at these places. None, the usual case, costs nothing."""
-    return rows if places is None else rows.join(F.broadcast(places), [*_PLACE], "left_anti")
-
-
-def at(rows: DataFrame, places: DataFrame) -> DataFrame:
-    """The rows at these places."""
-    return rows.join(F.broadcast(places), [*_PLACE], "left_semi")
+def without(rows: DataFrame, others: DataFrame | None) -> DataFrame:
+    """The rows except these others. None, the usual case, costs nothing."""
+    return rows if others is None else rows.join(F.broadcast(others.select(*_PLACE)), [*_PLACE], "left_anti")
 
 
 def rejects(bronze: DataFrame) -> DataFrame:
