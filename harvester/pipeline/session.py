@@ -9,11 +9,11 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harvester.errors import StackError
 from harvester.pipeline.errors import ConnectorMismatch, PipelineError, SparkUnavailable
@@ -21,7 +21,8 @@ from harvester.stack import java
 from harvester.stack.processes import run
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import StorageLevel
+    from pyspark.sql import DataFrame, SparkSession
 
 JARS = "HARVESTER_SPARK_JARS"
 _PYTHON = "spark.pyspark.python"
@@ -336,6 +337,33 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 def is_one_process(master: str) -> bool:
     """True if the driver is the only executor, so that data kept by Spark is lost only if the job ends."""
     return _LOCAL.fullmatch(master) is not None
+
+
+def keep(rows: DataFrame, until: ExitStack, level: StorageLevel | None = None, *, eager: bool = True) -> DataFrame:
+    """The rows, computed once, and kept until the end of `until`. `eager`: now; otherwise when they are first used.
+
+    `level`: None: in memory as far as there is room. If Spark is one process, no row can get lost, and Spark can forget
+    how they were computed: planning what builds on them would take a third of an audit's time. They are kept as they
+    are, which is faster than as columns. On a cluster, the rows of a lost executor are computed again.
+    """
+    from pyspark import StorageLevel
+
+    level = level or StorageLevel.MEMORY_AND_DISK_DESER
+    if is_one_process(str(rows.sparkSession.sparkContext.master)):
+        kept = rows.localCheckpoint(eager, level)
+        until.callback(_forget, kept)
+    else:
+        kept = rows.persist(level)
+        until.callback(kept.unpersist)
+    return kept
+
+
+def _forget(kept: DataFrame) -> None:
+    from py4j.protocol import Py4JError
+
+    with suppress(Py4JError):  # not a public interface of Spark, which forgets them when Java collects its garbage
+        rows: Any = kept._jdf
+        rows.queryExecution().analyzed().rdd().unpersist(False)
 
 
 def _sized(master: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ Files are accessed through Hadoop's file systems, alike for local disks, HDFS an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,15 +22,6 @@ def java_class(spark: SparkSession, name: str) -> Any:
     `_jvm.org.apache.…` would first search every jar for a class with the name of each package.
     """
     return getattr(spark.sparkContext._jvm, name)
-
-
-def forget(kept: DataFrame) -> None:
-    """Removes what `DataFrame.localCheckpoint` keeps, now; Spark itself would when Java collects its garbage."""
-    from py4j.protocol import Py4JError
-
-    with suppress(Py4JError):  # not a public interface of Spark
-        rows: Any = kept._jdf
-        rows.queryExecution().analyzed().rdd().unpersist(False)
 
 
 def listing(spark: SparkSession, path: str) -> list[str]:

@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harvester.origin import HEADER, Origin, encode
-from harvester.pipeline import tables
+from harvester.pipeline import session, tables
 from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.formats import open_store
-from harvester.pipeline.lake import batch as batch_module
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch, ids_file, to_do_again
 from harvester.pipeline.lake.ids import StoredIds, Word
@@ -118,7 +117,7 @@ def test_a_batch_leaves_nothing_on_sparks_disks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, is_one: bool
 ) -> None:
     """Neither its records nor their repeats, whether it is written or fails, on one machine and as on a cluster."""
-    monkeypatch.setattr(batch_module, "is_one_process", lambda _: is_one)
+    monkeypatch.setattr(session, "is_one_process", lambda _: is_one)
 
     def kept() -> int:  # on disk alone: Delta keeps its own in memory
         there = spark.sparkContext._jsc.getPersistentRDDs().values()

@@ -52,7 +52,7 @@ from harvester.pipeline.audit.schemas import (
 from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.jdbc import jdbc_source
-from harvester.pipeline.session import clear_errors, is_one_process
+from harvester.pipeline.session import clear_errors, keep
 from harvester.pipeline.store import TableStore
 
 MARGIN = timedelta(hours=1)
@@ -303,20 +303,6 @@ def figures(quarantined: int, tallies: Mapping[str, int], found: tuple[FindingGr
         **{kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in FindingKind},
         **{f"numbers_{hole.name.lower()}": tallies.get(hole, 0) for hole in checks.SequenceHole},
     }
-
-
-def keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
-    """The rows, computed once.
-
-    If Spark is one process, no row can get lost, and Spark can forget how they were computed: otherwise planning what
-    builds on them takes a third of the audit's time. On a cluster, the rows of a lost executor are computed again.
-    The single process frees the rows when Java collects garbage, or at its end.
-    """
-    if is_one_process(str(frame.sparkSession.sparkContext.master)):
-        return frame.localCheckpoint()
-    frame = frame.persist()
-    kept.callback(frame.unpersist)
-    return frame
 
 
 def _end_of_lake(read: Collection[inputs.PartitionInput]) -> datetime:

@@ -48,7 +48,6 @@ from harvester.pipeline.audit.job import (
     Progress,
     collect_findings,
     figures,
-    keep,
     write,
 )
 from harvester.pipeline.audit.report import AuditReport, FindingGroup
@@ -67,7 +66,7 @@ from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.lake.batch import batch_name
 from harvester.pipeline.lake.silver import local
 from harvester.pipeline.schemas import text
-from harvester.pipeline.session import clear_errors
+from harvester.pipeline.session import clear_errors, keep
 from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
 

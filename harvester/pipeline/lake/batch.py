@@ -30,7 +30,7 @@ from harvester.pipeline.lake.cuts import CutState
 from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.lake.silver import TopicValues
 from harvester.pipeline.schemas import BAD_PAYLOAD
-from harvester.pipeline.session import is_one_process
+from harvester.pipeline.session import keep
 from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
 
@@ -104,18 +104,20 @@ class LakeBatch:
             last = self.store.last_written(["silver"], self.owner)
             is_there = last is not None and last >= number
         with ExitStack() as stack:
+            # On a cluster a batch is kept as columns. Compressing them would take longer than reading them.
+            bronze.sparkSession.conf.set(_PACKED, "false")
             if again is not None:
                 tables_of = [self._since("silver", again, number), self._since("repeats", again, number)]
                 nameless = self._since("rejects", again, number).where(F.col("reason") != BAD_PAYLOAD)
                 bronze = silver.unwritten(bronze, [*tables_of, nameless]).unionByName(self._undecided(again, number))
-            bronze = self._kept(bronze, stack)
+            bronze = _kept(bronze, stack)
             found = silver.summed_up(silver.overview(bronze).collect())
             read = streaming.planned(self.store.spark, self.checkpoint, number) or {}
             ends = self.require_same(cuts.needs_ends(found.marks, read))
             repeats, repeated = None, 0
             if suspects := found.ids.suspects(stored):
                 before = self.store.table("silver").where(F.col("batch") < batch_name(number))
-                repeats = self._kept(silver.repeats(bronze, suspects, before), stack)
+                repeats = _kept(silver.repeats(bronze, suspects, before), stack)
                 repeated = repeats.count()
             self._know(found, number)
             rejected = self._append_all(bronze, repeats if repeated else None, repeated, found, number, again)
@@ -232,22 +234,10 @@ class LakeBatch:
         batch = F.coalesce("batch", F.lit(batch_name(first)))
         return self.store.table(name).where((batch >= batch_name(first)) & (batch < batch_name(number)))
 
-    def _kept(self, rows: DataFrame, stack: ExitStack) -> DataFrame:
-        """The rows, fetched from Kafka and decoded once, however often they are read.
 
-        On disk, that is, mostly in the system's cache: in Java's own memory they cost more than they save.
-        """
-        if not is_one_process(str(rows.sparkSession.sparkContext.master)):
-            # What a lost executor has kept is fetched again. Compressing columns would take longer than reading them.
-            rows.sparkSession.conf.set(_PACKED, "false")
-            kept = rows.persist(StorageLevel.DISK_ONLY)
-            stack.callback(kept.unpersist)
-            return kept
-        # As rows, which are faster to write and to read than columns. Spark cannot fetch them again, but they are lost
-        # only with the job.
-        kept = rows.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
-        stack.callback(tables.forget, kept)
-        return kept
+def _kept(rows: DataFrame, until: ExitStack) -> DataFrame:
+    # On disk, that is, mostly in the system's cache: in Java's own memory they cost more than they save.
+    return keep(rows, until, StorageLevel.DISK_ONLY, eager=False)
 
 
 def _files(records: int) -> int:

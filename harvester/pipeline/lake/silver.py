@@ -146,16 +146,17 @@ def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) 
     ]
     words = local(bronze.sparkSession, rows, "i string, w bigint, ids bigint, known bigint, asked bigint")
     place = F.col("id").bitwiseAND(F.lit(63)).cast("int")
-    named = bronze.where(F.col("problem").isNull()).withColumn("_day", created_day())
-    chosen = named.join(
-        F.broadcast(words), (F.col("i") == F.col("incarnation")) & (F.col("w") == F.expr(schemas.block("id")))
-    ).where(F.getbit("ids", place) == 1)
+    chosen = (
+        bronze.where(F.col("problem").isNull())
+        .join(F.broadcast(words), (F.col("i") == F.col("incarnation")) & (F.col("w") == F.expr(schemas.block("id"))))
+        .where(F.getbit("ids", place) == 1)
+    )
     known = F.getbit("known", place) == 1
     if asked := [one for one in listed if one.asked]:
         low, high = 64 * min(one.at for one in asked), 64 * max(one.at for one in asked) + 63
         of_these = F.col("incarnation").isin(sorted({str(one.incarnation) for one in asked}))
         there = stored.where(of_these & F.col("id").between(low, high))
-        days = {row["_day"] for row in chosen.where("asked <> 0").select("_day").distinct().collect()}
+        days = {day for (day,) in chosen.where("asked <> 0").select(created_day()).distinct().collect()}
         if len(days) <= _MOST_DAYS:
             there = there.where(F.col("day").isin(list(days)))
         ids = F.broadcast(chosen.where("asked <> 0").select(*_NAME).distinct())
