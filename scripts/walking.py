@@ -38,7 +38,7 @@ from harvester.relay.core.frames import Ready, Remark
 from harvester.relay.core.messages import Mark, TakeTerm
 from harvester.relay.exactly_once import Transactor
 from harvester.relay.failpoints import VARIABLE
-from harvester.relay.ipc import Channel, ShardPipe
+from harvester.relay.ipc import Channel, ShardPipe, set_in_flight
 from harvester.relay.shard import Shard
 from harvester.relay.transaction_intake import TransactionIntake
 from harvester.status_recorder import StatusRecorder
@@ -216,6 +216,7 @@ class Scene:
         to_shard, from_supervisor = os.pipe()
         to_supervisor, from_shard = os.pipe()
         shared = self.supervisor._shared
+        set_in_flight(shared, 0, config.limits.max_in_flight_records)  # so that nothing waits for the record
         self.supervisor.pool.slots[0].process = Process(Channel(to_supervisor, from_supervisor))  # type: ignore[assignment]
         self.shard = Shard(shard_specs(config)[0], ShardPipe(to_shard, from_shard), shared, supervisor_fd=-1)
         self.shard.session.close = lambda: None  # type: ignore[method-assign] # the purger's thread ends each time

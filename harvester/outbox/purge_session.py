@@ -126,18 +126,26 @@ class PurgeSession:
         if self._connection is not None:
             self._connection.close()
 
-    def ready(self) -> None:
-        """Make sure there is a session with the right database; a session abandoned during a statement is unusable."""
+    def is_ready(self) -> bool:
+        """Whether there is a session with the right database; one abandoned during a statement is unusable."""
         connection = self._connection
-        if connection is not None and not connection.closed:
-            at, meant = self._at, self._meant
-            is_meant = at == meant or at is None or meant is None or at.why_not(meant) is None
-            if is_meant and connection.info.transaction_status == pq.TransactionStatus.IDLE:
-                return
-            connection.close()
+        if connection is None or connection.closed:
+            return False
+        at, meant = self._at, self._meant
+        is_meant = at == meant or at is None or meant is None or at.why_not(meant) is None
+        return is_meant and connection.info.transaction_status == pq.TransactionStatus.IDLE
+
+    def ready(self) -> None:
+        """Make sure that there is one."""
+        if self.is_ready():
+            return
+        self.close()
         connection = connect(self._dsn, application_name=self._application, silence_s=_SILENCE_S)
         try:
             connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
+            # To plan a small purge takes the server as long as to run it. One plan for all does, provided that it uses
+            # the index although the table was empty when it was made.
+            connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
             self._check_server(connection)
             self._opened(*read_session(connection))
         except BaseException:

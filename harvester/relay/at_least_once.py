@@ -1,8 +1,8 @@
 """Sends a shard's records at least once: barrier, produce, acknowledgement, failures.
 
-Three threads call in: the shard's main thread with frames and due retries, the delivery thread with reports, and the
-purger with commits. One lock serialises them; no thread waits for anything while holding it. At most one record of a
-key is unsettled on the wire, so the thread that lowers a barrier may produce the next record itself.
+Three threads call in: the shard's main thread with frames and due retries, the delivery thread with reports, and this
+one or the purger's with commits. One lock serialises them; no thread waits for anything while holding it. At most one
+record of a key is unsettled on the wire, so the thread that lowers a barrier may produce the next record itself.
 
 Trust is checked immediately before every produce (P12). Once it has expired, everything queued is dropped and
 everything that arrives is refused until the supervisor's next `Remark`: resuming after a gap would reorder keys.
@@ -58,6 +58,8 @@ RESERVED = "its topic is one of the harvester's own: the record could be mistake
 INFERRED = KafkaError(KafkaError._MSG_TIMED_OUT, "the client inferred its acknowledgement from that of a later record")
 
 _BUFFER_RETRY_S = 0.05
+_REPORT_RECORDS = 64
+_REPORT_S = 0.005
 
 TooLarge = tuple[BarrierEntry, KafkaError, tuple[str, int]]  # with topic and partition
 
@@ -94,6 +96,8 @@ class Sender:
         self._order = itertools.count()
         self.acked_at = 0.0  # time of the last acknowledgement: the broker accepts records
         self.doubted_at = -math.inf  # time of the last timeout of a record that may still arrive
+        self._settled: list[int] = []  # not reported yet
+        self._reported_at = 0.0
         # Used by the delivery thread only: reports not yet collected.
         self._acked: list[BarrierEntry] = []
         self._too_large: list[TooLarge] = []
@@ -125,7 +129,7 @@ class Sender:
                 elif answer is None:
                     refused.append(entry.id)
             if refused:
-                self._shard.send(f.Dropped(refused) if self._blocked else f.Refused(frame.epoch, refused))
+                self._say(f.Dropped(refused) if self._blocked else f.Refused(frame.epoch, refused))
         self._produce(ready)
 
     def remark(self, frame: f.Remark) -> None:
@@ -139,7 +143,7 @@ class Sender:
             self._timers.clear()
             held = self._barrier.held > 0
             on_the_wire = self._barrier.remark()
-            self._shard.send(f.Remarked(frame.epoch, on_the_wire, held))
+            self._say(f.Remarked(frame.epoch, on_the_wire, held))
 
     def closed(self, epoch: int, record_id: int) -> None:
         """The supervisor has recorded this parked record; its key is accepted again."""
@@ -153,6 +157,7 @@ class Sender:
             self._term = self._holder = None
             self._blocked = True
             self._timers.clear()
+            self._report_settled(time.monotonic())
             self._barrier.remark()
 
     @property
@@ -210,6 +215,7 @@ class Sender:
             if entry.id not in self._barrier:
                 return
             self._barrier.hold(entry.id)
+            self._report_settled(time.monotonic())
         self._put_away.put(record, partial(self._stored, entry))
 
     def _stored(self, entry: BarrierEntry, outcome: Outcome) -> None:
@@ -232,7 +238,7 @@ class Sender:
                 return
             self._blocked = True
             in_doubt = self._barrier.held > 0 or entry.id in self._attempts.states
-            self._shard.send(f.Dropped(self._barrier.drop_unsent(entry.id), in_doubt))
+            self._say(f.Dropped(self._barrier.drop_unsent(entry.id), in_doubt))
 
     # -- reports
 
@@ -272,13 +278,29 @@ class Sender:
     # -- commits
 
     def purged(self, ids: Sequence[int]) -> None:
-        """The DELETE of these ids has committed: lower their barriers and send what follows. Purger's thread."""
+        """The DELETE of these ids has committed: lower their barriers and send what follows. The purging thread."""
         with self._lock:
-            ready = self._barrier.settle(ids, time.monotonic())
+            now = time.monotonic()
+            ready = self._barrier.settle(ids, now)
             if self._attempts.states:
                 self._attempts.settled(ids)
-            self._shard.send(f.Settled(ids))  # in order with the reply to a remark
+            self._settled += ids
+            if not ready or len(self._settled) >= _REPORT_RECORDS or now - self._reported_at >= _REPORT_S:
+                self._report_settled(now)
         self._produce(ready)
+
+    def _say(self, frame: f.Frame) -> None:
+        """Tell the supervisor, after what has been settled. The lock is held, so that frames reach it in order."""
+        self._report_settled(time.monotonic())
+        self._shard.send(frame)
+
+    def _report_settled(self, now: float) -> None:
+        """While a key's next record follows at once, the supervisor has nothing to do about it, and is told now and
+        then. The lock is held.
+        """
+        if self._settled:
+            self._shard.send(f.Settled(self._settled))
+            self._settled, self._reported_at = [], now
 
     def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
         """The quarantine has committed with this outcome. Purger's thread."""
@@ -288,7 +310,8 @@ class Sender:
             return
         if outcome is QuarantineOutcome.MOVED:
             self._quarantined += 1
-            self._shard.send(f.Quarantined(poison.id, poison.error))
+            with self._lock:
+                self._say(f.Quarantined(poison.id, poison.error))
         self.purged([poison.id])
 
     # -- failures
@@ -313,10 +336,10 @@ class Sender:
             verdict, retry = self._attempts.failed(entry.id, failure, datetime.now(UTC))
             retry.origin = entry.origin
             if verdict is RetryVerdict.FATAL:
-                self._shard.send(f.FateUnknown(self._epoch, [entry.id], text))
+                self._say(f.FateUnknown(self._epoch, [entry.id], text))
             elif verdict is RetryVerdict.RETRY:
                 if entry.key is not None and may_arrive(failure):
-                    self._shard.send(f.InDoubt(entry.id))
+                    self._say(f.InDoubt(entry.id))
                 self._retry(entry, retry, text, counts=burns_attempt(failure))
                 return
         if verdict is RetryVerdict.FATAL:
@@ -337,7 +360,7 @@ class Sender:
             retry = self._attempts.impossible(entry.id, datetime.now(UTC))
             self._park(entry, retry, text, policy.retry_backoff_max_s, held=True)
             if policy.poison == "stop":
-                self._shard.send(f.Poisoned(entry.id, text))
+                self._say(f.Poisoned(entry.id, text))
 
     def _retry(self, entry: BarrierEntry, retry: RetryState, text: str, *, counts: bool) -> None:
         """Send it again later; the lock is held. `counts`: the record itself is at fault."""
@@ -355,19 +378,20 @@ class Sender:
     def _hold(self, record_id: int, wait_s: float) -> None:
         """Retry it from here; the lock is held."""
         self._barrier.hold(record_id)
+        self._report_settled(time.monotonic())
         heapq.heappush(self._timers, (time.monotonic() + wait_s, next(self._order), record_id))
         self._shard.wake()
 
     def _park(self, entry: BarrierEntry, retry: RetryState, text: str, wait_s: float, *, held: bool = False) -> None:
         """Give it back to the supervisor until its retry is due; the lock is held."""
         behind = self._barrier.park(entry.id)
-        self._shard.send(f.Parked(self._epoch, entry.id, behind, text, wait_s, retry.attempts, held))
+        self._say(f.Parked(self._epoch, entry.id, behind, text, wait_s, retry.attempts, held))
 
     def _give_up(self, record_id: int) -> None:
         """Lower its barrier without sending it, and drop everything behind it. The lock is held, so this message
         and the reply to a remark reach the supervisor in order.
         """
-        self._shard.send(f.Dropped([record_id, *self._barrier.forget(record_id)], in_doubt=True))
+        self._say(f.Dropped([record_id, *self._barrier.forget(record_id)], in_doubt=True))
 
     def _to_quarantine(self, entry: BarrierEntry, error: str) -> None:
         with self._lock:
@@ -403,13 +427,14 @@ class Sender:
     def check_queues(self, now: float) -> None:
         """Report the record that has been queued without progress for longer than queue_timeout."""
         with self._lock:
-            waiting, epoch = self._barrier.longest_waiting(), self._epoch
-        if waiting is not None and now - waiting.since >= self._attempts.policy.queue_timeout_s:
-            self._shard.send(f.QueueTimedOut(epoch, waiting.id, now - waiting.since))
+            waiting = self._barrier.longest_waiting()
+            if waiting is not None and now - waiting.since >= self._attempts.policy.queue_timeout_s:
+                self._say(f.QueueTimedOut(self._epoch, waiting.id, now - waiting.since))
 
     def stats(self) -> f.Stats | None:
         """Statistics for the supervisor; None while nothing has changed and nothing is unsettled."""
         with self._lock:
+            self._report_settled(time.monotonic())
             barrier, unsettled = self._barrier, self.unsettled
             now = (barrier.queued, unsettled, barrier.held, self._delivered, self._errors, self._quarantined)
             if now == self._seen and not unsettled:

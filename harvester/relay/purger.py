@@ -5,6 +5,11 @@ each sees few acknowledgements at a time, and statements would be many and small
 while something waits for what it would free, until it is half of what is in flight (not at all if little is); otherwise
 until it is worth a statement by itself. A statement's callback runs only when its commit has come back (P1, P2).
 
+While little is in flight and the next record of a key waits, each step of the way is felt. Then the thread that serves
+the producer's reports runs the statement itself (`purge_here`), unless the purger's thread is at one; both hold
+`_using` while they use the session. Whatever takes more than one statement is left to the purger's thread: a broken
+session, rows locked by others, quarantines.
+
 A purge is idempotent and not fenced by the term. It is repeated, over a new connection if need be, until it succeeds:
 an acknowledged record must leave the outbox. It deletes only the row that was read, not another one that has its id by
 now (P50). A row locked by another session holds up only its own key: after a short wait the other rows are deleted
@@ -56,7 +61,9 @@ class ShardRecords(Protocol):
 
 
 class ShardHost(Protocol):
-    """What the parts of a shard use of it (`harvester.relay.shard.Shard`). All methods are quick and thread-safe."""
+    """What the parts of a shard use of it (`harvester.relay.shard.Shard`). All methods are thread-safe, and all but
+    `purge`, which may take a statement, are quick.
+    """
 
     index: int
     failpoints: Failpoints
@@ -65,7 +72,7 @@ class ShardHost(Protocol):
     def records(self) -> ShardRecords: ...
     def trusted(self) -> bool: ...  # whether a record may be produced now; called for every record
     def send(self, frame: Frame, /) -> None: ...  # to the supervisor
-    def purge(self, rows: Sequence[ReadRow], /) -> None: ...  # as `Purger.purge`
+    def purge(self, rows: Sequence[ReadRow], /) -> None: ...  # as `Purger.purge` or `Purger.purge_here`
     def quarantine(self, poison: PoisonRow, /) -> None: ...  # as `Purger.quarantine`
     def wake(self) -> None: ...  # wakes the main thread, because a retry was scheduled
     @property
@@ -84,6 +91,7 @@ class Purger(threading.Thread):
         self._locked_due = 0.0
         self._poison: deque[tuple[PoisonRow, float]] = deque()  # with the time of the next attempt
         self._calls: deque[Callable[[], None]] = deque()  # other threads' requests to use the session
+        self._using = threading.Lock()  # held by the thread that uses the session, and changes `_locked`
         self._work = threading.Event()
         self._enough = threading.Event()
         self._ended = threading.Event()
@@ -96,6 +104,22 @@ class Purger(threading.Thread):
         if not self._work.is_set():
             self._work.set()
         self.hurry()
+
+    def purge_here(self, rows: Sequence[ReadRow]) -> None:
+        """Delete these rows: on the caller's thread if something waits for them and little is in flight, else `purge`.
+
+        Takes one statement at most. Whatever goes wrong is left to the purger's thread.
+        """
+        self._acked.extend(rows)
+        few = self._shard.records.unsettled < _GATHER_FROM_RECORDS
+        if few and self._is_worth_a_statement() and self._using.acquire(blocking=False):
+            try:
+                if self._session.is_ready():
+                    self._purge_once()
+            finally:
+                self._using.release()
+        if self._acked or self._locked:
+            self.purge(())
 
     def hurry(self) -> None:
         """Something may be waiting now."""
@@ -158,18 +182,19 @@ class Purger(threading.Thread):
             while not self._ended.is_set():
                 self._work.wait(self._until_next_s())
                 self._gather()
-                acked = [self._acked.popleft() for _ in range(len(self._acked))]
-                batch = sorted(acked, key=_BY_ID)  # the same order for every session that locks
-                if batch and self._attempt(partial(self._purge_rows, batch)):
-                    self._settled(batch)
-                self._retry_locked()
-                self._settle_poison()
-                while self._calls:
-                    self._attempt(self._calls.popleft())
+                with self._using:
+                    batch = self._acknowledged()
+                    if batch and self._attempt(partial(self._purge_rows, batch)):
+                        self._settled(batch)
+                    self._retry_locked()
+                    self._settle_poison()
+                    while self._calls:
+                        self._attempt(self._calls.popleft())
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
             self._shard.die(f"the purger failed: {error!r}")
         finally:
-            self._session.close()
+            with self._using:
+                self._session.close()
 
     def _gather(self) -> None:
         """Wait a moment for a batch that is worth a statement."""
@@ -179,6 +204,21 @@ class Purger(threading.Thread):
         self._work.clear()
 
     # -- purges
+
+    def _acknowledged(self) -> list[ReadRow]:
+        """What has come in, in the same order for every session that locks."""
+        return sorted((self._acked.popleft() for _ in range(len(self._acked))), key=_BY_ID)
+
+    def _purge_once(self) -> None:
+        batch = self._acknowledged()
+        if not batch:
+            return  # the purger's thread was quicker
+        try:
+            self._purge_rows(batch)
+        except (psycopg.Error, OutboxError):
+            self._acked.extend(batch)
+        else:
+            self._settled(batch)
 
     def _purge_rows(self, batch: list[ReadRow]) -> None:
         try:

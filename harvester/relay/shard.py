@@ -210,7 +210,8 @@ class Shard:
             ids_given_again=lambda reason: pipe.send(f.IdsGivenAgain(reason)),
         )
         self.purger = Purger(self.session, spec.io_error_backoff_s, self)
-        self.purge, self.quarantine = self.purger.purge, self.purger.quarantine
+        self.purge = self.purger.purge if spec.lanes is not None else self.purger.purge_here
+        self.quarantine = self.purger.quarantine
         self._producers = Producers(
             self.failpoints,
             lambda level, text: pipe.send(f.Log(level, text)),

@@ -8,8 +8,9 @@ decision is made when a row arrives, not when its statement was sent, and nothin
 *How many shards* (`Spread`). A shard that gets one record at a time wakes its threads, calls its broker and commits its
 purge for that one record; on a small machine, eight such shards cost four times as much as a single shard that gets
 eight records at a time. So keys with nothing under way go only to the first `active` shards, chosen by the key's hash:
-one shard while little is unsettled, as many as the cores can support when there is a backlog. The number grows
-immediately and shrinks by one at a time.
+one shard while little is in flight, as many as the cores can support when there is a backlog of many keys. (Of one key,
+one record is in flight at a time, however long its queue: more shards would only get fewer records each.) The number
+grows immediately and shrinks by one at a time.
 
 *Order.* A key with anything unsettled stays with its shard, whatever its hash (`ledger`), and so does a deferred key;
 no key is ever in two shards. Rows deferred behind a shard are known by id alone: while there are any, the number of
@@ -74,29 +75,29 @@ class ShardFlows(list[ShardFlow]):
 class Spread:
     """The number of shards in use. One thread only."""
 
-    def __init__(self, shards: int, unsettled: int, records: int, most: int) -> None:
-        """`shards` and `unsettled` are the limits; each further `records` unsettled records are worth one more shard.
+    def __init__(self, shards: int, in_flight: int, records: int, most: int) -> None:
+        """`shards` and `in_flight` are the limits; each further `records` in flight are worth one more shard.
 
-        At most `most` shards are used, all of those from half of the `unsettled` limit on. `records` 0: always all
+        At most `most` shards are used, all of those from half of the `in_flight` limit on. `records` 0: always all
         shards.
         """
-        self._shards, self._unsettled, self._records, self._most = shards, unsettled, records, most
+        self._shards, self._in_flight, self._records, self._most = shards, in_flight, records, most
         self.active = shards if not records else 1
 
-    def wanted(self, unsettled: int) -> int:
-        """How many shards this many unsettled records are worth."""
+    def wanted(self, in_flight: int) -> int:
+        """How many shards this many records in flight are worth."""
         if not self._records:
             return self._shards
         usable = max(1, min(self._shards, self._most))
-        each = max(1, min(self._records, self._unsettled // (2 * usable)))
-        return min(usable, 1 + unsettled // each)
+        each = max(1, min(self._records, self._in_flight // (2 * usable)))
+        return min(usable, 1 + in_flight // each)
 
-    def grow(self, unsettled: int) -> None:
-        self.active = max(self.active, self.wanted(unsettled))
+    def grow(self, in_flight: int) -> None:
+        self.active = max(self.active, self.wanted(in_flight))
 
-    def shrink(self, unsettled: int) -> None:
+    def shrink(self, in_flight: int) -> None:
         """Time has passed: use one shard fewer if that is enough."""
-        self.active = max(self.active - 1, self.wanted(unsettled))
+        self.active = max(self.active - 1, self.wanted(in_flight))
 
     def resize(self, shards: int) -> None:
         self._shards = shards
@@ -140,7 +141,7 @@ class Dispatcher:
         ledger, shards, deferred = self._ledger, self._flows, self._deferred
         new = ledger.unknown(rows)
         if not deferred.by_shard:
-            self._spread.grow(len(ledger) + len(new))
+            self._spread.grow(ledger.in_flight_with(new))
         taken: Taken = {}
         flows = shards.all_take() and not self._stalled
         if flows and not deferred.by_key and not deferred.by_shard:

@@ -90,6 +90,15 @@ class Ledger:
             return len(self._entries)
         return len(self._keys) + self._keyless
 
+    def in_flight_with(self, rows: Sequence[Row]) -> int:
+        """What `in_flight` will be once these new rows are taken."""
+        if self._pipelined:
+            return len(self._entries) + len(rows)
+        keys = [row[1] for row in rows]
+        distinct = set(keys).difference(self._keys)
+        distinct.discard(None)
+        return self.in_flight + len(distinct) + keys.count(None)
+
     @property
     def queued(self) -> int:
         """Records waiting behind the barrier of their key."""

@@ -255,7 +255,7 @@ class ReadPlanner:
     def watch(self, now: float) -> None:
         """Time has passed: check whether fewer shards would do, and whether the window makes no progress."""
         if not self.deferred.by_shard:
-            self._spread.shrink(len(self._ledger))
+            self._spread.shrink(self._ledger.in_flight)
         self._flow.watch(now)
 
     # -- statements

@@ -79,7 +79,7 @@ class StateMachine:
         self.tenure = Tenure()
         bounds = settings.bounds
         self.ledger = Ledger(bounds, pipelined=settings.exactly_once)
-        spread = Spread(settings.shards, bounds.unsettled, settings.records_per_shard, settings.most_shards)
+        spread = Spread(settings.shards, bounds.in_flight, settings.records_per_shard, settings.most_shards)
         self.planner = ReadPlanner(
             settings.mark_query_records, settings.send_buffer, self.ledger, shards=settings.shards, spread=spread
         )

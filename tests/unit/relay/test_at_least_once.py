@@ -112,7 +112,7 @@ def test_a_retry_that_is_due_during_a_drain_is_not_made() -> None:
 
 @pytest.mark.parametrize("before", [None, KafkaError._MSG_TIMED_OUT])
 def test_what_runs_out_of_trust_is_in_doubt_if_it_had_been_sent(before: int | None) -> None:
-    """The purger's thread is about to send a record when a drain begins: nothing of it is on its way (P24)."""
+    """A record is about to be sent behind a purged one when a drain begins: nothing of it is on its way (P24)."""
     trusted = True
     shard = Shard(lambda: trusted)
     shard.dispatch((1, b"a"), (2, b"a"), (3, b"b"))
@@ -264,3 +264,51 @@ def test_of_a_batch_that_is_too_large_only_the_largest_record_is_at_fault() -> N
         shard.refuse(record_id, 0)
     shard.sender.collect()
     assert [poison.id for poison in shard.poison] == [large]
+
+
+def settled(shard: Shard) -> list[list[int]]:
+    return [list(frame.ids) for frame in shard.said if isinstance(frame, f.Settled)]
+
+
+def test_while_a_keys_next_record_follows_the_supervisor_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    shard = Shard()
+    shard.dispatch(*((number, b"a") for number in range(1, 201)))
+    shard.sender.purged([1])
+    assert settled(shard) == [[1]]  # the first for a long time
+    for number in range(2, 66):
+        shard.sender.purged([number])
+    assert settled(shard) == [[1], list(range(2, 66))]
+    shard.sender.purged([66])
+    clock += 0.1
+    shard.sender.purged([67])
+    assert settled(shard)[2:] == [[66, 67]]
+    shard.sender.purged([68])
+    shard.sender.stats()
+    assert settled(shard)[3:] == [[68]]
+    assert shard.produced == list(range(1, 70))
+
+
+def test_where_nothing_follows_the_supervisor_is_told_at_once() -> None:
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"a"), (3, b"b"))
+    for number in (1, 3, 2):
+        shard.sender.purged([number])
+    assert settled(shard) == [[1], [3], [2]]
+
+
+@pytest.mark.parametrize("end", ["remark", "stop"])
+def test_what_is_settled_is_told_before_a_reply_to_a_remark_and_before_the_end(end: str) -> None:
+    """Otherwise the supervisor would count a settled record among those that were given up."""
+    shard = Shard()
+    shard.dispatch(*((number, b"a") for number in range(1, 5)))
+    shard.sender.purged([1])
+    shard.sender.purged([2])
+    assert settled(shard) == [[1]]
+    if end == "remark":
+        shard.sender.remark(DRAINING)
+        assert shard.said[1:] == [f.Settled([2]), f.Remarked(2, [3])]
+    else:
+        shard.sender.stop()
+        assert settled(shard) == [[1], [2]]

@@ -24,7 +24,7 @@ def test_it_grows_at_once_and_shrinks_by_one_at_a_time() -> None:
     assert found == [4, 3, 2, 2, 2, 2]
 
 
-def test_where_little_may_be_unsettled_half_of_it_is_enough_for_all() -> None:
+def test_where_little_may_be_in_flight_half_of_it_is_enough_for_all() -> None:
     spread = Spread(8, 160, 200, most=8)
     assert (spread.wanted(9), spread.wanted(80)) == (1, 8)
 
@@ -43,12 +43,12 @@ def test_always_all() -> None:
 
 @given(st.integers(1, 64), st.integers(1, 50_000), st.integers(0, 500), st.integers(1, 64), st.integers(0, 60_000))
 def test_there_are_always_some_and_never_too_many(
-    shards: int, bound: int, records: int, most: int, unsettled: int
+    shards: int, bound: int, records: int, most: int, in_flight: int
 ) -> None:
     spread = Spread(shards, bound, records, most)
-    spread.grow(unsettled)
+    spread.grow(in_flight)
     assert 1 <= spread.active <= (shards if not records else min(shards, most))
-    if records and unsettled >= bound >= 2 * min(shards, most):
+    if records and in_flight >= bound >= 2 * min(shards, most):
         assert spread.active == min(shards, most)
     spread.resize(max(1, shards // 2))
     assert 1 <= spread.active <= max(1, shards // 2)

@@ -70,6 +70,9 @@ class LedgerMachine(RuleBasedStateMachine):
         """The same, at once, as far as there is room."""
         rows = [(self.ids + number, key, b"") for number, key in enumerate(keys, 1)]
         self.ids += len(rows)
+        all_keys = [*keys, *(key for _, key in self.oracle.unsettled.values())]
+        in_flight = len(all_keys) if self.pipelined else len(set(all_keys) - {None}) + all_keys.count(None)
+        assert self.ledger.in_flight_with(rows) == in_flight
         taken = self.ledger.add_rows(rows, 3, room)
         shards = {row[0]: shard for shard, own in taken.items() for row in own}
         assert all(own == sorted(own) for own in taken.values())
