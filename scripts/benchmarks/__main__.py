@@ -16,14 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from scripts.benchmarks import _report
-from scripts.benchmarks._backlog import Rows
 from scripts.benchmarks._place import drop_templates
-from scripts.benchmarks._relay import drain
+from scripts.benchmarks._relay import warm
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 
 DSN = "HARVESTER_TEST_DSN"
 BOOTSTRAP = "HARVESTER_TEST_BOOTSTRAP"
-_WARM_MOST = 12
 
 
 def find() -> dict[str, Scenario]:
@@ -46,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = []
     with _bench(options, servers=not own) as bench:
         if not own and not options.cold:
-            _warm(bench)
+            warm(bench)
         for name in names:
             samples = Samples()
             bench.say(f"== {name}")
@@ -135,24 +133,6 @@ def _bench(options: argparse.Namespace, *, servers: bool) -> Iterator[Bench]:
                     drop_templates(bench)
         finally:
             down(Path(place) / "stack", delete=True)
-
-
-def _warm(bench: Bench) -> None:
-    """The broker's virtual machine compiles what it runs often, for a minute or so; the first rounds would pay for it.
-
-    Drained again and again until two in a row are no faster than the best before them.
-    """
-    from scripts.benchmarks.limits import produce
-
-    bench.say("warming up")
-    produce(bench, Rows(bench.records))
-    best, slower = 0.0, 0
-    for _ in range(_WARM_MOST):
-        rate_per_s = drain(bench, Rows(bench.records)).rate_per_s
-        slower = slower + 1 if rate_per_s <= best else 0
-        best = max(best, rate_per_s)
-        if slower == 2:
-            return
 
 
 if __name__ == "__main__":

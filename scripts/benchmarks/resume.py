@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from scripts.benchmarks._place import PARTITIONS, ROOT, Place, command, fresh, harvester
@@ -133,7 +133,7 @@ class _Trial:
                 finally:
                     each.send(signal.SIGKILL)
         verdict = json.loads(harvester("verify", "-f", str(self.place.config), "--json").splitlines()[-1])
-        moments = _appended_s(self.place)
+        moments = appended_s(self.place)
         resumed_s = [_resumed_at(moments, ended) - ended for ended in exits]
         return _Found(resumed_s, verdict["inserted"], verdict["duplicates"])
 
@@ -172,7 +172,12 @@ class _Trial:
             pump.wait(_PATIENCE_S)
 
     def _are_two(self) -> bool:
-        group = self._admin.describe_consumer_groups([self.place.name])[self.place.name].result(30)
+        try:
+            group = self._admin.describe_consumer_groups([self.place.name])[self.place.name].result(30)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+                raise
+            return False  # the broker has just started
         return group.state.name == "STABLE" and len(group.members) == 2
 
     def _is_empty(self) -> bool:
@@ -203,7 +208,7 @@ def _resumed_at(moments: list[float], ended: float) -> float:
     return max(zip([ended, *after], after, strict=False), key=lambda gap: gap[1] - gap[0])[1]
 
 
-def _appended_s(place: Place) -> list[float]:
+def appended_s(place: Place) -> list[float]:
     """When each record was appended, in order."""
     options = {"bootstrap.servers": place.bootstrap, "broker.address.family": "v4", "group.id": "bench"}
     consumer = Consumer({**options, "enable.partition.eof": True})  # the last offset may be a transaction's marker

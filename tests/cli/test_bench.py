@@ -66,6 +66,7 @@ GROUPS: dict[str, dict[str, set[str]]] = {
         "cold": {"cold_over_whole"},
         "hot-key": {"rate_per_s", "limit_per_s", "round_trip_ms"},
         "stuck": {"others_ratio"},
+        "start": {"first_record_s", "shard_back_s", "pss_mb"},
         "gaps": FORGOTTEN,
         "dead-head": FORGOTTEN,
         "soak": {f"{phase}.{name}" for phase in ("backlog", "steady") for name in FLAT},

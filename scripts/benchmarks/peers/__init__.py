@@ -22,7 +22,7 @@ from harvester.stack import StackOptions, down, start, stop, up
 from scripts.benchmarks import _procs
 from scripts.benchmarks._backlog import Log, Rows, fill, read
 from scripts.benchmarks._place import Place, fresh, make_topic
-from scripts.benchmarks._relay import FULL
+from scripts.benchmarks._relay import FULL, warm
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._traffic import Load, percentile, travel, wait_empty, write_alone
 from scripts.benchmarks._worker import worker
@@ -73,6 +73,7 @@ def _ours(bench: Bench) -> list[Peer]:
 
 
 def _compare(bench: Bench, samples: Samples, servers: str, relays: Sequence[Peer]) -> None:
+    warm(bench)  # the broker, for all of them
     for peer in relays:
         if peer.like:
             samples.note(peer.name, peer.like)
