@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from harvester import failpoints
 from harvester.announcer import Announcer
 from harvester.bounds import SILENT
 from harvester.claim_check.stores import open_store
@@ -30,7 +31,6 @@ from harvester.outbox.archive import ArchiveKeeper
 from harvester.outbox.leader_session import SILENCE_MARGIN_S, MarkSession, Owner
 from harvester.outbox.overview import BacklogWatch
 from harvester.outbox.purge_session import PurgeSession, Rules
-from harvester.relay import failpoints
 from harvester.relay.core.frames import Login
 from harvester.relay.core.leadership import HandOver, RelaySettings, max_unsettled
 from harvester.relay.forkserver import Forkserver

@@ -32,12 +32,12 @@ from harvester.announcer import Announcer
 from harvester.config import Config
 from harvester.delivery.lane import Lane, Witness
 from harvester.delivery.progress_topic import ProgressTopic
+from harvester.failpoints import VARIABLE
 from harvester.outbox.schema import init
 from harvester.outbox.tables import OutboxTable
 from harvester.relay.core.frames import Ready, Remark
 from harvester.relay.core.messages import Mark, TakeTerm
 from harvester.relay.exactly_once import Transactor
-from harvester.relay.failpoints import VARIABLE
 from harvester.relay.ipc import Channel, ShardPipe, set_in_flight
 from harvester.relay.shard import Shard
 from harvester.relay.transaction_intake import TransactionIntake

@@ -13,13 +13,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from harvester import failpoints
 from harvester.pipeline import tables
 from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.schemas import Addition, Table, quote, text
 from harvester.pipeline.session import DELTA, FORMAT, ICEBERG
 from harvester.pipeline.store import CATALOG, END_JOBS, ErasedTable, TableStore
 from harvester.pipeline.tables import java_class
-from harvester.relay import failpoints
 
 
 def open_store(spark: SparkSession, root: str) -> TableStore:

@@ -19,13 +19,13 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from harvester import failpoints
 from harvester.pipeline import schemas, tables, windows
 from harvester.pipeline.errors import TableMismatch
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.session import clear_errors
 from harvester.pipeline.store import TableStore
 from harvester.pipeline.windows import KEYS, METRICS
-from harvester.relay import failpoints
 
 _SOURCES = ("silver", "repeats", "rejects")
 

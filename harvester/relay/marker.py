@@ -29,13 +29,13 @@ from uuid import UUID
 import psycopg
 
 from harvester.errors import BrokerError, OutboxError, TermLost
+from harvester.failpoints import Failpoints
 from harvester.neli.group import Group
 from harvester.outbox.connection import one_line, why_another
 from harvester.outbox.leader_session import Holders, MarkSession, Owner, Session, TermRow
 from harvester.outbox.sql.queries import Row
 from harvester.relay.core import messages as m
 from harvester.relay.core.scan import Bookmark, Scan
-from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import TrustCell, Waker
 from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TakenTerm, TermTaker
 

@@ -32,12 +32,12 @@ import psycopg
 
 from harvester.delivery.decode import row_versions
 from harvester.errors import OutboxError
+from harvester.failpoints import Failpoints
 from harvester.outbox.connection import one_line
 from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome
 from harvester.outbox.sql.queries import Row
 from harvester.record import ReadRow, RowVersions
 from harvester.relay.core.frames import Frame, Trouble
-from harvester.relay.failpoints import Failpoints
 
 _GATHER_FROM_RECORDS = 16
 _WORTH_RECORDS = 16

@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from harvester import failpoints
 from harvester.bounds import SILENT, STRANDED
 from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.delivery.retries import Policy
+from harvester.failpoints import Failpoints
 from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.outbox.tables import OutboxTable
-from harvester.relay import failpoints
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
 from harvester.relay.exactly_once import Transactor
-from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import ShardPipe, Shared, Waker, be_present, in_flight, owe, trust_check, widen
 from harvester.relay.purger import Purger
 from harvester.relay.put_away import PutAway, PutAwaySettings

@@ -28,13 +28,13 @@ from uuid import UUID
 from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Superseded
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import LeadershipError, SchemaError, TermContested
+from harvester.failpoints import Failpoints
 from harvester.outbox.connection import OutboxIdentity
 from harvester.outbox.leader_session import Owner, Session, TermRow, TermSession
 from harvester.outbox.purge_session import PurgeSession
 from harvester.outbox.sql.queries import Row
 from harvester.record import RowVersions
 from harvester.relay.core.messages import LoopDied, Report, TermGone, TermTaken, TermWait
-from harvester.relay.failpoints import Failpoints
 
 _TURN_S = 0.1
 _LENT_LOOK_S = 1.0

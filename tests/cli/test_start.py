@@ -191,7 +191,7 @@ def test_a_shard_that_cannot_even_start_ends_it(scene: Scene) -> None:
     broken.mkdir()
     (broken / "broken_hooks.py").write_text(
         "import os\n\n\ndef make():\n    if 'forkserver' in open('/proc/self/cmdline').read():\n        os._exit(7)\n"
-        "    from harvester.relay.failpoints import Failpoints\n    return Failpoints()\n"
+        "    from harvester.failpoints import Failpoints\n    return Failpoints()\n"
     )
     env["HARVESTER_TEST_HOOKS"] = "broken_hooks:make"
     env["PYTHONPATH"] = f"{broken}{os.pathsep}{env['PYTHONPATH']}"

@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from harvester import failpoints
 from harvester.errors import ForeignLeader, TermContested
 from harvester.outbox.leader_session import MarkSession, Owner, TermSession
 from harvester.outbox.sql import queries
-from harvester.relay import failpoints
 from harvester.relay import term as term_module
 from harvester.relay.core.leadership import RelaySettings, Tenure
 from harvester.relay.core.messages import LoopDied, Report, TakeTerm, TermGone, TermTaken, TermWait

@@ -18,7 +18,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from harvester import LeaderAcquired
+from harvester import LeaderAcquired, failpoints
 from harvester.errors import DatabaseUnavailable
 from harvester.outbox import purge_session
 from harvester.outbox.leader_session import Holders, MarkSession, TermSession
@@ -27,7 +27,6 @@ from harvester.outbox.sql import queries, settle
 from harvester.outbox.sql.queries import IdSpace, oid_of
 from harvester.outbox.tables import OutboxTable
 from harvester.record import RowVersions
-from harvester.relay import failpoints
 from harvester.relay.core.messages import Mark, Marked, Report, ServerChanged
 from harvester.relay.marker import MarkReader
 from tests.support.harvesting import Scene

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from harvester import FakeGroup, LeaderAcquired, LeaderFenced, State
+from harvester import FakeGroup, LeaderAcquired, LeaderFenced, State, failpoints
 from harvester.errors import TermLost
 from harvester.outbox.leader_session import MarkSession
-from harvester.relay import failpoints
 from harvester.relay.core.messages import Mark, Marked, Report
 from harvester.relay.marker import MarkReader
 from tests.support.harvesting import Scene, causal

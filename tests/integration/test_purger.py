@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from harvester.failpoints import load
 from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome, Rules
 from harvester.relay.core import frames as f
-from harvester.relay.failpoints import load
 from harvester.relay.purger import Purger
 from tests.support.marking import TABLE
 from tests.support.wait import eventually

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harvester import State
-from harvester.relay.failpoints import VARIABLE
+from harvester.failpoints import VARIABLE
 from tests.support.garbage import DIRECTORY, LETHAL, Hostile
 from tests.support.harvesting import Scene
 from tests.support.wait import eventually

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.errors import HarvesterError
+from harvester.failpoints import VARIABLE
 from harvester.origin import HEADER
 from harvester.pipeline import schemas, tables
 from harvester.pipeline.errors import CheckpointMismatch, ConnectorMismatch, InputMissing, TableMismatch
@@ -28,7 +29,6 @@ from harvester.pipeline.lake.recovery import Recovery
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.session import DELTA, FORMAT, ICEBERG, SessionSettings, connectors, options
 from harvester.pipeline.store import _deep, _flat
-from harvester.relay.failpoints import VARIABLE
 from tests.pipeline.test_lake import FIRST, REJECTED, SECOND
 from tests.support import longs
 from tests.support.formats import LakeAt, known, places, where

@@ -13,6 +13,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from harvester.failpoints import VARIABLE
 from harvester.origin import HEADER
 from harvester.pipeline import schemas, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
@@ -21,7 +22,6 @@ from harvester.pipeline.lake import job
 from harvester.pipeline.lake.batch import LakeBatch, batch_name
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.lake.upkeep import rebuild
-from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import DAY_US, KEPT, SENT_MS, A, B, Sent, Writer
 from tests.support.interruptions import Interrupter
 from tests.support.lakes import Lake, Oracle, assert_same, moment_ms

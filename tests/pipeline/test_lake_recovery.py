@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester.errors import HarvesterError
+from harvester.failpoints import VARIABLE
 from harvester.pipeline import source
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.formats import DeltaStore
@@ -22,7 +23,6 @@ from harvester.pipeline.lake.recovery import LakeProgress, LogBounds, Loss, Reco
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.store import ErasedTable, TableStore
 from harvester.pipeline.streaming import Manifest, TopicLog
-from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import KEPT, SENT_MS, Delivered, Sent, Writer
 from tests.support.interruptions import CutOff
 from tests.support.lakes import Lake, Oracle, assert_same

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from harvester import origin
 from harvester.errors import ExitCode
+from harvester.failpoints import VARIABLE
 from harvester.origin import HEADER, Origin
 from harvester.pipeline import metrics, windows
 from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
@@ -27,7 +28,6 @@ from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.metrics import MetricsDone, MetricsSettings, run
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.windows import KEYS, METRICS
-from harvester.relay.failpoints import VARIABLE
 from tests.support.drivers import START_S, Driver
 from tests.support.formats import known, where
 from tests.support.harvested import KEPT, SENT_MS, Sent, Writer

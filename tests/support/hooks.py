@@ -1,4 +1,4 @@
-"""Test signals and injected producer faults, in every process of a harvester (`harvester.relay.failpoints`).
+"""Test signals and injected producer faults, in every process of a harvester (`harvester.failpoints`).
 
     HARVESTER_TEST_HOOKS=tests.support.hooks:make
     HARVESTER_TEST_PLAN=<directory>
@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harvester.relay.failpoints import VARIABLE
+from harvester.failpoints import VARIABLE
 
 from .wait import eventually
 
@@ -148,7 +148,7 @@ def _wait_for(reached: Path) -> None:
 
 
 def make() -> _Hooks:
-    """The factory that `harvester.relay.failpoints` calls."""
+    """The factory that `harvester.failpoints` calls."""
     return _Hooks(Path(os.environ[PLAN]))
 
 

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from harvester.failpoints import VARIABLE
 from harvester.outbox import connection
-from harvester.relay.failpoints import VARIABLE
 
 from . import hooks
 
@@ -33,7 +33,7 @@ def promote(plan: hooks.Plan, timeline: int) -> None:
 
 
 def make() -> Any:
-    """The factory that `harvester.relay.failpoints` calls: the plan's hooks, and the claim."""
+    """The factory that `harvester.failpoints` calls: the plan's hooks, and the claim."""
     file = Path(os.environ[hooks.PLAN]) / _FILE
 
     real = connection.server_identity

@@ -14,11 +14,11 @@ from confluent_kafka import KafkaError
 
 from harvester.delivery.decode import Broken, Decoded, Oversize, decode
 from harvester.delivery.retries import Policy
+from harvester.failpoints import load
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.record import KafkaRecord, ReadRow
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
-from harvester.relay.failpoints import load
 from harvester.relay.put_away import Outcome
 from tests.support.rows import row
 

@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from harvester import failpoints
 from harvester.errors import BrokerUnavailable
 from harvester.origin import HEADER
 from harvester.pipeline import schemas, source, streaming, tables
@@ -35,7 +36,6 @@ from harvester.pipeline.schemas import TABLES, Cut, Table
 from harvester.pipeline.session import clear_errors
 from harvester.pipeline.store import TableStore
 from harvester.pipeline.streaming import Manifest
-from harvester.relay import failpoints
 
 
 @dataclass(frozen=True, slots=True)

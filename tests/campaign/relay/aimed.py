@@ -1,4 +1,4 @@
-"""Faults aimed at named places of a harvester (`harvester.relay.failpoints`), where chance would seldom strike.
+"""Faults aimed at named places of a harvester (`harvester.failpoints`), where chance would seldom strike.
 
 `shard.reports`: records are acknowledged and not purged (at least once). Of a transaction (exactly once):
 `shard.commit`: all is sent, nothing is committed; `shard.committed`: Kafka has committed, the database has deleted

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import KafkaError
 
 from harvester.delivery.retries import Policy
+from harvester.failpoints import load
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.record import ReadRow
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
-from harvester.relay.failpoints import load
 from tests.support.relay_shard import Delivered, row_bytes
 
 POLICY = Policy(2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=30.0)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harvester import failpoints
 from harvester.outbox.connection import OutboxIdentity
 from harvester.outbox.leader_session import Holders
 from harvester.outbox.sql.queries import IdSpace
-from harvester.relay import failpoints
 from harvester.relay.core.messages import DatabaseTrouble, Mark, ReleaseTerm, Report, ServerChanged, TakeTerm
 from harvester.relay.marker import Marker, MarkReader, RetryDelays, idle_wait_s
 

@@ -13,11 +13,11 @@ from harvester import StoreSettings
 from harvester.claim_check.reference import refer
 from harvester.delivery.decode import Oversize
 from harvester.delivery.retries import Policy
+from harvester.failpoints import load
 from harvester.record import KafkaRecord
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.failpoints import load
 from harvester.relay.put_away import Outcome, PutAway, PutAwaySettings
 from harvester.relay.transaction_intake import TransactionIntake
 from tests.support.rows import row

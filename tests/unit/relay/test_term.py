@@ -11,11 +11,11 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from harvester import failpoints
 from harvester.delivery.lane import Superseded
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
 from harvester.outbox.leader_session import Owner, TermRow
-from harvester.relay import failpoints
 from harvester.relay.core.messages import Report, TakeTerm, TermGone, TermTaken, TermWait
 from harvester.relay.marker import Marker, RetryDelays
 from harvester.relay.term import AT_LEAST_ONCE, EXACTLY_ONCE, DeliveryHandover

@@ -1,4 +1,4 @@
-"""Failpoints: named places in the relay where a test can look, wait, or substitute a producer.
+"""Failpoints: named places in the code where a test can look, wait, or substitute a producer.
 
 In production they do nothing. A test names a factory in HARVESTER_TEST_HOOKS (`module:function`); every process of the
 harvester calls it, and uses the returned object, which has the methods of `Failpoints`. No failpoint is part of any
