@@ -59,7 +59,6 @@ INFERRED = KafkaError(KafkaError._MSG_TIMED_OUT, "the client inferred its acknow
 
 _BUFFER_RETRY_S = 0.05
 _REPORT_RECORDS = 64
-_REPORT_S = 0.005
 
 TooLarge = tuple[BarrierEntry, KafkaError, tuple[str, int]]  # with topic and partition
 
@@ -76,10 +75,12 @@ class Sender:
         reserved: frozenset[str] = frozenset(),
         dated: bool = False,
         put_away: PutAway | None = None,
+        report_s: float = 0.005,
     ) -> None:
         """`dated`: a record's timestamp is its row's create_time, otherwise the time at which it is produced.
 
-        `put_away` stores the values of records that are too large; None: no values are stored.
+        `put_away` stores the values of records that are too large; None: no values are stored. `report_s`: for how long
+        the supervisor is not told of settled records while the next ones of their keys follow at once.
         """
         self._producer, self._reserved, self._dated, self._put_away = producer, reserved, dated, put_away
         self._stamps = Stamps(header, shard.index)
@@ -96,6 +97,7 @@ class Sender:
         self._order = itertools.count()
         self.acked_at = 0.0  # time of the last acknowledgement: the broker accepts records
         self.doubted_at = -math.inf  # time of the last timeout of a record that may still arrive
+        self._report_s = report_s
         self._settled: list[int] = []  # not reported yet
         self._reported_at = 0.0
         # Used by the delivery thread only: reports not yet collected.
@@ -285,7 +287,7 @@ class Sender:
             if self._attempts.states:
                 self._attempts.settled(ids)
             self._settled += ids
-            if not ready or len(self._settled) >= _REPORT_RECORDS or now - self._reported_at >= _REPORT_S:
+            if not ready or len(self._settled) >= _REPORT_RECORDS or now - self._reported_at >= self._report_s:
                 self._report_settled(now)
         self._produce(ready)
 

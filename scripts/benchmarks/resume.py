@@ -9,7 +9,9 @@ least that a broker permits as it comes, and with less, down to what the harvest
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -28,6 +30,9 @@ from scripts.benchmarks._scenario import Bench, Samples, Scenario
 
 RATE_PER_S = 600
 _PATIENCE_S = 120.0
+_NOT_YET = (  # the broker has just started
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ class _Trial:
                     each.send(signal.SIGKILL)
         verdict = json.loads(harvester("verify", "-f", str(self.place.config), "--json").splitlines()[-1])
         moments = appended_s(self.place)
-        resumed_s = [_resumed_at(moments, ended) - ended for ended in exits]
+        resumed_s = [_resumed_s(moments, *pair) for pair in itertools.pairwise([*exits, math.inf])]
         return _Found(resumed_s, verdict["inserted"], verdict["duplicates"])
 
     def _start(self) -> _Running:
@@ -175,9 +180,9 @@ class _Trial:
         try:
             group = self._admin.describe_consumer_groups([self.place.name])[self.place.name].result(30)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+            if error.args[0].code() not in _NOT_YET:
                 raise
-            return False  # the broker has just started
+            return False
         return group.state.name == "STABLE" and len(group.members) == 2
 
     def _is_empty(self) -> bool:
@@ -202,10 +207,13 @@ class _Trial:
             time.sleep(0.05)
 
 
-def _resumed_at(moments: list[float], ended: float) -> float:
-    """The end of the longest gap: shards whose supervisor died alone finish what is on the wire before it."""
-    after = [moment for moment in moments if ended <= moment <= ended + _PATIENCE_S / 4]
-    return max(zip([ended, *after], after, strict=False), key=lambda gap: gap[1] - gap[0])[1]
+def _resumed_s(moments: list[float], ended: float, next_ended: float) -> float:
+    """From an exit to the end of the longest gap before the next one: shards whose supervisor died alone finish what is
+    on the wire before it.
+    """
+    last = min(next_ended, ended + _PATIENCE_S / 4)
+    after = [moment for moment in moments if ended <= moment <= last]
+    return max(itertools.pairwise([ended, *after]), key=lambda gap: gap[1] - gap[0])[1] - ended
 
 
 def appended_s(place: Place) -> list[float]:

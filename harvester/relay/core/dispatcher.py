@@ -96,8 +96,12 @@ class Spread:
         self.active = max(self.active, self.wanted(in_flight))
 
     def shrink(self, in_flight: int) -> None:
-        """Time has passed: use one shard fewer if that is enough."""
-        self.active = max(self.active - 1, self.wanted(in_flight))
+        """Time has passed: use one shard fewer if that is enough even for twice as much.
+
+        In a backlog of many keys, what is in flight goes up and down, and keys that went to fewer shards would stay.
+        """
+        enough = min(self.active, self.wanted(2 * in_flight))
+        self.active = max(self.active - 1, self.wanted(in_flight), enough)
 
     def resize(self, shards: int) -> None:
         self._shards = shards

@@ -19,9 +19,19 @@ def test_it_grows_at_once_and_shrinks_by_one_at_a_time() -> None:
     assert spread.active == 5
     found = []
     for _ in range(6):
-        spread.shrink(300)
+        spread.shrink(150)
         found.append(spread.active)
     assert found == [4, 3, 2, 2, 2, 2]
+
+
+def test_what_goes_up_and_down_keeps_its_shards() -> None:
+    spread = Spread(8, 20_000, 200, most=4)
+    spread.grow(700)
+    for in_flight in (350, 650, 400, 310):
+        spread.shrink(in_flight)
+        assert spread.active == 4
+    spread.shrink(290)
+    assert spread.active == 3
 
 
 def test_where_little_may_be_in_flight_half_of_it_is_enough_for_all() -> None:
