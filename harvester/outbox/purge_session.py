@@ -127,7 +127,7 @@ class PurgeSession:
             self._connection.close()
 
     def is_ready(self) -> bool:
-        """Whether there is a session with the right database; one abandoned during a statement is unusable."""
+        """True if the session is with the right database, and no statement was abandoned in it."""
         connection = self._connection
         if connection is None or connection.closed:
             return False
@@ -136,16 +136,17 @@ class PurgeSession:
         return is_meant and connection.info.transaction_status == pq.TransactionStatus.IDLE
 
     def ready(self) -> None:
-        """Make sure that there is one."""
+        """Open a session with the right database, unless the present one can be used."""
         if self.is_ready():
             return
         self.close()
         connection = connect(self._dsn, application_name=self._application, silence_s=_SILENCE_S)
         try:
-            connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
             # To plan a small purge takes the server as long as to run it. One plan for all does, provided that it uses
             # the index although the table was empty when it was made.
-            connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
+            connection.execute(
+                f"SET lock_timeout = '{_LOCK_WAIT}'; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
+            )
             self._check_server(connection)
             self._opened(*read_session(connection))
         except BaseException:

@@ -159,7 +159,7 @@ class Sender:
             self._term = self._holder = None
             self._blocked = True
             self._timers.clear()
-            self._report_settled(time.monotonic())
+            self._report_settled()
             self._barrier.remark()
 
     @property
@@ -217,7 +217,7 @@ class Sender:
             if entry.id not in self._barrier:
                 return
             self._barrier.hold(entry.id)
-            self._report_settled(time.monotonic())
+            self._report_settled()
         self._put_away.put(record, partial(self._stored, entry))
 
     def _stored(self, entry: BarrierEntry, outcome: Outcome) -> None:
@@ -280,7 +280,7 @@ class Sender:
     # -- commits
 
     def purged(self, ids: Sequence[int]) -> None:
-        """The DELETE of these ids has committed: lower their barriers and send what follows. The purging thread."""
+        """The DELETE of these ids has committed: lower their barriers and send what follows. On the purging thread."""
         with self._lock:
             now = time.monotonic()
             ready = self._barrier.settle(ids, now)
@@ -288,21 +288,22 @@ class Sender:
                 self._attempts.settled(ids)
             self._settled += ids
             if not ready or len(self._settled) >= _REPORT_RECORDS or now - self._reported_at >= self._report_s:
-                self._report_settled(now)
+                self._report_settled()
         self._produce(ready)
 
     def _say(self, frame: f.Frame) -> None:
         """Tell the supervisor, after what has been settled. The lock is held, so that frames reach it in order."""
-        self._report_settled(time.monotonic())
+        self._report_settled()
         self._shard.send(frame)
 
-    def _report_settled(self, now: float) -> None:
-        """While a key's next record follows at once, the supervisor has nothing to do about it, and is told now and
-        then. The lock is held.
+    def _report_settled(self) -> None:
+        """Tell the supervisor what has been settled; the lock is held.
+
+        While the next records of the keys follow at once, it has nothing to do about it, and is told now and then.
         """
         if self._settled:
             self._shard.send(f.Settled(self._settled))
-            self._settled, self._reported_at = [], now
+            self._settled, self._reported_at = [], time.monotonic()
 
     def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
         """The quarantine has committed with this outcome. Purger's thread."""
@@ -380,7 +381,7 @@ class Sender:
     def _hold(self, record_id: int, wait_s: float) -> None:
         """Retry it from here; the lock is held."""
         self._barrier.hold(record_id)
-        self._report_settled(time.monotonic())
+        self._report_settled()
         heapq.heappush(self._timers, (time.monotonic() + wait_s, next(self._order), record_id))
         self._shard.wake()
 
@@ -436,7 +437,7 @@ class Sender:
     def stats(self) -> f.Stats | None:
         """Statistics for the supervisor; None while nothing has changed and nothing is unsettled."""
         with self._lock:
-            self._report_settled(time.monotonic())
+            self._report_settled()
             barrier, unsettled = self._barrier, self.unsettled
             now = (barrier.queued, unsettled, barrier.held, self._delivered, self._errors, self._quarantined)
             if now == self._seen and not unsettled:

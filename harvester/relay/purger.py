@@ -61,7 +61,7 @@ class ShardRecords(Protocol):
 
 
 class ShardHost(Protocol):
-    """What the parts of a shard use of it (`harvester.relay.shard.Shard`). All methods are thread-safe, and all but
+    """A shard as its parts use it (`harvester.relay.shard.Shard`). All methods are thread-safe, and all but
     `purge`, which may take a statement, are quick.
     """
 
@@ -101,9 +101,7 @@ class Purger(threading.Thread):
     def purge(self, rows: Sequence[ReadRow]) -> None:
         """Delete these rows soon; thread-safe, cheap."""
         self._acked.extend(rows)
-        if not self._work.is_set():
-            self._work.set()
-        self.hurry()
+        self._wake()
 
     def purge_here(self, rows: Sequence[ReadRow]) -> None:
         """Delete these rows: on the caller's thread if something waits for them and little is in flight, else `purge`.
@@ -114,12 +112,16 @@ class Purger(threading.Thread):
         few = self._shard.records.unsettled < _GATHER_FROM_RECORDS
         if few and self._is_worth_a_statement() and self._using.acquire(blocking=False):
             try:
-                if self._session.is_ready():
-                    self._purge_once()
+                self._purge_once()
             finally:
                 self._using.release()
         if self._acked or self._locked:
-            self.purge(())
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._work.is_set():
+            self._work.set()
+        self.hurry()
 
     def hurry(self) -> None:
         """Something may be waiting now."""
@@ -206,13 +208,14 @@ class Purger(threading.Thread):
     # -- purges
 
     def _acknowledged(self) -> list[ReadRow]:
-        """What has come in, in the same order for every session that locks."""
+        """Take what has come in, sorted: all sessions lock rows in the same order."""
         return sorted((self._acked.popleft() for _ in range(len(self._acked))), key=_BY_ID)
 
     def _purge_once(self) -> None:
-        batch = self._acknowledged()
+        """Delete what has come in; a session that is not ready, or fails, leaves it where it was."""
+        batch = self._acknowledged() if self._session.is_ready() else []
         if not batch:
-            return  # the purger's thread was quicker
+            return
         try:
             self._purge_rows(batch)
         except (psycopg.Error, OutboxError):

@@ -180,14 +180,23 @@ def write_alone(place: Place, load: Load) -> list[list[int]]:
         return sent
 
 
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 120.0, look_s: float = 0.05) -> None:
+    """Returns once the condition is met; SystemExit if that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{what}: not within {timeout_s:g} s")
+        time.sleep(look_s)
+
+
 def wait_empty(place: Place, timeout_s: float = 120.0) -> None:
     """Until the outbox is empty."""
-    deadline = time.monotonic() + timeout_s
     with place.connect() as connection:
-        while connection.execute("SELECT 1 FROM outbox ORDER BY id DESC LIMIT 1").fetchone() is not None:
-            if time.monotonic() > deadline:
-                raise SystemExit(f"the outbox was not empty after {timeout_s:g} s")
-            time.sleep(0.05)
+        wait_until(lambda: _is_empty(connection), "an empty outbox", timeout_s)
+
+
+def _is_empty(connection: psycopg.Connection[Any]) -> bool:
+    return connection.execute("SELECT 1 FROM outbox ORDER BY id DESC LIMIT 1").fetchone() is None
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -25,14 +25,13 @@ import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
+from harvester.bounds import passes
 from scripts.benchmarks._place import PARTITIONS, ROOT, Place, command, fresh, harvester
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
+from scripts.benchmarks._traffic import wait_until
 
 RATE_PER_S = 600
 _PATIENCE_S = 120.0
-_NOT_YET = (  # the broker has just started
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +179,9 @@ class _Trial:
         try:
             group = self._admin.describe_consumer_groups([self.place.name])[self.place.name].result(30)
         except KafkaException as error:
-            if error.args[0].code() not in _NOT_YET:
+            if not passes(error.args[0]):
                 raise
-            return False
+            return False  # the broker has just started
         return group.state.name == "STABLE" and len(group.members) == 2
 
     def _is_empty(self) -> bool:
@@ -200,16 +199,14 @@ class _Trial:
         self._wait(lambda: settled() >= goal, "records published")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{what}: not within {_PATIENCE_S:g} s ({self.place.name})")
-            time.sleep(0.05)
+        wait_until(condition, f"{self.place.name}: {what}", _PATIENCE_S)
 
 
 def _resumed_s(moments: list[float], ended: float, next_ended: float) -> float:
-    """From an exit to the end of the longest gap before the next one: shards whose supervisor died alone finish what is
-    on the wire before it.
+    """Seconds from an exit until its successor publishes.
+
+    That is the end of the longest gap before the next exit: shards whose supervisor died alone finish what is on the
+    wire first.
     """
     last = min(next_ended, ended + _PATIENCE_S / 4)
     after = [moment for moment in moments if ended <= moment <= last]

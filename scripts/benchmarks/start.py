@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import psycopg
 
@@ -21,13 +19,11 @@ from scripts.benchmarks._backlog import Rows, fill
 from scripts.benchmarks._place import fresh
 from scripts.benchmarks._relay import relay
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
+from scripts.benchmarks._traffic import wait_empty, wait_until
 from scripts.benchmarks.resume import appended_s
 
 _RECORDS = 2_000
-_PATIENCE_S = 120.0
 _LOOK_S = 0.003
-
-T = TypeVar("T")
 
 
 def start(bench: Bench, samples: Samples) -> None:
@@ -37,10 +33,10 @@ def start(bench: Bench, samples: Samples) -> None:
             fill(place, Rows(1))
             began_s = time.time()
             with relay(place, shards=bench.count, settings=bench.settings) as running:
-                _wait(lambda: not _left(connection), "a published record")
+                wait_empty(place)
                 first_s = appended_s(place)[0] - began_s
                 fill(place, Rows(_RECORDS))
-                _wait(lambda: not _left(connection), "an empty outbox")
+                wait_empty(place)
                 pss_mb = _procs.tree_pss_mb(running.pid)
                 shards = {pid: _name(pid) for pid in _procs.tree(running.pid) if _name(pid).startswith("shard-")}
                 if len(shards) != bench.count:
@@ -60,7 +56,7 @@ def _back_s(connection: psycopg.Connection[tuple[int]], pid: int) -> float:
     before = _session(connection)
     killed_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    _wait(lambda: _session(connection) - before, "a new shard")
+    wait_until(lambda: _session(connection) - before, "a new shard", look_s=_LOOK_S)
     return time.monotonic() - killed_s
 
 
@@ -72,24 +68,11 @@ def _session(connection: psycopg.Connection[tuple[int]]) -> set[int]:
     return {row[0] for row in connection.execute(query)}
 
 
-def _left(connection: psycopg.Connection[tuple[int]]) -> bool:
-    return connection.execute("SELECT 1 FROM outbox LIMIT 1").fetchone() is not None
-
-
 def _name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
-
-
-def _wait(question: Callable[[], T], what: str) -> T:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not (answer := question()):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{what}: not within {_PATIENCE_S:g} s")
-        time.sleep(_LOOK_S)
-    return answer
 
 
 SCENARIOS = {"start": Scenario(start, "the first record after a start, memory, and a killed shard's replacement")}

@@ -85,7 +85,7 @@ class Spread:
         self.active = shards if not records else 1
 
     def wanted(self, in_flight: int) -> int:
-        """How many shards this many records in flight are worth."""
+        """The number of shards that this many records in flight are worth."""
         if not self._records:
             return self._shards
         usable = max(1, min(self._shards, self._most))
@@ -100,8 +100,10 @@ class Spread:
 
         In a backlog of many keys, what is in flight goes up and down, and keys that went to fewer shards would stay.
         """
-        enough = min(self.active, self.wanted(2 * in_flight))
-        self.active = max(self.active - 1, self.wanted(in_flight), enough)
+        if self.wanted(2 * in_flight) < self.active:
+            self.active -= 1
+        else:
+            self.grow(in_flight)
 
     def resize(self, shards: int) -> None:
         self._shards = shards

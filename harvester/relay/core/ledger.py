@@ -91,7 +91,7 @@ class Ledger:
         return len(self._keys) + self._keyless
 
     def in_flight_with(self, rows: Sequence[Row]) -> int:
-        """What `in_flight` will be once these new rows are taken."""
+        """The value of `in_flight` once these new rows are taken."""
         if self._pipelined:
             return len(self._entries) + len(rows)
         keys = [row[1] for row in rows]
