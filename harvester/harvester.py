@@ -31,6 +31,7 @@ from harvester.neli.group import Group, Missing
 from harvester.outbox.connection import connect, one_line
 from harvester.outbox.overview import KeyRows, read_key
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
+from harvester.relay.forkserver import Forkserver
 from harvester.status import READY_STATES, KeyStatus, State, Status
 from harvester.status_recorder import StatusRecorder
 from harvester.telemetry.logging import LEVELS, logger_for
@@ -55,11 +56,12 @@ class Harvester:
         logger: logging.Logger | None = None,
         group: Group | None = None,
         until_empty: bool = False,
+        forkserver: Forkserver | None = None,
     ) -> None:
         """`config` defaults to what `load_config()` finds; `logger` to the standard logger `harvester`.
 
         `group` replaces Kafka's election (`harvester.neli.fake.FakeGroup`, for tests). With `until_empty` the
-        harvester stops by itself once it leads and finds the outbox empty.
+        harvester stops by itself once it leads and finds the outbox empty. `forkserver` may already be starting.
         """
         self.config = config if config is not None else load_config()
         self._base_logger = logger if logger is not None else logging.getLogger("harvester")
@@ -69,8 +71,9 @@ class Harvester:
         self._recorder = StatusRecorder(self.config, self._announcer, self._log)
         endpoints = Endpoints(self.config, self._recorder, self._log, shown=self, controlled=self)
         self._life = Life(
-            self.config, self._announcer, self._recorder, endpoints, logger_of, group=group, until_empty=until_empty
-        )
+            self.config, self._announcer, self._recorder, endpoints, logger_of,
+            group=group, until_empty=until_empty, forkserver=forkserver,
+        )  # fmt: skip
         self._progress = 0.0
 
     # -- life

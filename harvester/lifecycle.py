@@ -32,6 +32,7 @@ from harvester.events import LeaderRevoked
 from harvester.neli.group import Group, Identity
 from harvester.outbox.connection import one_line
 from harvester.outbox.leader_session import Owner, TermSession
+from harvester.relay.forkserver import Forkserver
 from harvester.relay.supervisor import Supervisor
 from harvester.status_recorder import StatusRecorder
 from harvester.telemetry import require_tracing
@@ -67,10 +68,11 @@ class Life:
         *,
         group: Group | None,
         until_empty: bool,
+        forkserver: Forkserver | None,
     ) -> None:
         self._config, self._announcer, self._recorder, self._endpoints = config, announcer, recorder, endpoints
         self._logger_of, self._log = logger_of, logger_of(None)
-        self._group, self._until_empty = group, until_empty
+        self._group, self._until_empty, self._forkserver = group, until_empty, forkserver
         self.parts: Parts | None = None
         self.is_fenced = False
         self.failure: BaseException | None = None
@@ -106,6 +108,7 @@ class Life:
             self.parts = assemble(
                 self._config,
                 group=self._group,
+                forkserver=self._forkserver,
                 announcer=self._announcer,
                 recorder=self._recorder,
                 host=self,

@@ -98,6 +98,7 @@ def assemble(
     recorder: StatusRecorder,
     host: Host,
     log_of: Callable[[int | None], Log],
+    forkserver: Forkserver | None = None,
 ) -> Parts:
     """Create all parts; nothing is connected or started yet."""
     limits = config.limits
@@ -111,7 +112,7 @@ def assemble(
         )
     heartbeat_s = limits.heartbeat_timeout.total_seconds()
     points = failpoints.load()
-    forkserver = Forkserver()
+    forkserver = forkserver or Forkserver()
     kafka = group if group is not None else kafka_group(config, forkserver)
     supervisor = Supervisor(
         RelaySettings(

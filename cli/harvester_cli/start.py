@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from harvester.config import Config, Loaded
     from harvester.config.describe import Change
     from harvester.harvester import Harvester
+    from harvester.relay.forkserver import Forkserver
     from harvester.telemetry.notify import Notifier
+
+Dashboard = Literal["auto", "on", "off"]
 
 _STATUS_EVERY_S = 2.0
 _START_S = 30.0  # in addition to systemd's limit for a start, which is 90 s unless set in the unit
@@ -189,7 +193,7 @@ def start(
     options: LoggedOptions,
     shards: Annotated[int | None, typer.Option("--shards", min=1, help="Shard processes (limits.shards).")] = None,
     dashboard: Annotated[
-        Literal["auto", "on", "off"],
+        Dashboard,
         typer.Option("--dashboard", help="Live dashboard; auto: when standard output is a terminal."),
     ] = "auto",
     until_empty: Annotated[
@@ -203,6 +207,26 @@ def start(
 
     Without a terminal, SIGHUP reloads the configuration.
     """
+    forkserver = _forkserver()
+    try:
+        _run(options, shards, dashboard, forkserver, until_empty=until_empty)
+    finally:
+        forkserver.close()
+
+
+def _forkserver() -> Forkserver:
+    """A server of shards that imports what they need while this process imports what it needs itself."""
+    from harvester.relay.forkserver import Forkserver
+
+    forkserver = Forkserver()
+    with suppress(OSError):  # it is started again when a shard needs it
+        forkserver.is_up()
+    return forkserver
+
+
+def _run(
+    options: LoggedOptions, shards: int | None, dashboard: Dashboard, forkserver: Forkserver, *, until_empty: bool
+) -> None:
     overrides = [] if shards is None else [f"limits.shards={shards}"]
     read = partial(options.load_with_origin, *overrides)
     settings = read().config
@@ -219,7 +243,7 @@ def start(
         raise ConfigurationError(problems, hint="`harvester config check` lists the same problems")
     logger = configure(settings.logging.level, name=settings.name)
     calm_memory()
-    harvester = Harvester(settings, until_empty=until_empty)
+    harvester = Harvester(settings, until_empty=until_empty, forkserver=forkserver)
     done = threading.Event()
     notifier = Notifier.from_environment()
     stopper = _Stopper(harvester, notifier)

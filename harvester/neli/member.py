@@ -249,6 +249,10 @@ class KafkaGroup:
                 message = self._consumer.poll(self._settings.poll_s)
                 if message is not None:
                     self._read(message)
+                else:
+                    # The client's thread sends group heartbeats, and joins again, when something wakes it up, which
+                    # may take half a second. This does.
+                    self._consumer.assignment()
                 if self._ensuring is not None and self._ensuring.done():
                     self._listener.trouble(self._ensuring.result())
                     self._ensuring = None
@@ -522,6 +526,7 @@ class Asked:
 
 TAIL_RECORDS = 64
 OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
+_LEADER_S = 1.0
 _STRANGERS_LOOK_S = 10.0  # a first connection may be slow; a working one reads the last records instantly
 
 
@@ -538,8 +543,12 @@ def look_for_strangers(
     ended: Callable[[], bool],
 ) -> None:  # fmt: skip
     """Pass the latest heartbeats in the leader topic to `refuse`; gives up after a moment."""
-    reader = Consumer({**options, "enable.partition.eof": "true"})
+    # At the end of the partition, the broker would wait for another record (half a second by default).
+    reader = Consumer({**options, "enable.partition.eof": "true", "fetch.wait.max.ms": "10"})
     try:
+        # A client that does not know the partition's leader yet asks for its end half a second later.
+        with contextlib.suppress(KafkaException):
+            reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=_LEADER_S)
         reader.assign([TopicPartition(topic, 0, OFFSET_TAIL_BASE - TAIL_RECORDS)])
         deadline = clock_s() + _STRANGERS_LOOK_S
         while clock_s() < deadline and not ended():

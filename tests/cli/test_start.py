@@ -6,12 +6,14 @@ import os
 import signal
 import socket
 import subprocess
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from tests.support.cli import COMMAND, RunningCli, cli_environment
 from tests.support.families import descendants
-from tests.support.harvesting import Scene, alive, causal, log_lines, messages, shards_of, wait_leads
+from tests.support.harvesting import Scene, alive, causal, children, log_lines, messages, shards_of, wait_leads
 from tests.support.hooks import Fault
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually
@@ -198,6 +200,30 @@ def test_a_shard_that_cannot_even_start_ends_it(scene: Scene) -> None:
     with scene.cli(env=env, restart_budget=1, shards=1) as running:
         assert running.wait() == 71
         assert sum("exit code 7" in message for message in messages(running)) == 2
+
+
+def test_shards_come_from_the_server_that_began_with_the_command(scene: Scene) -> None:
+    with scene.cli() as running:
+        leading(scene, running)
+        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children(running.pid)]
+        assert names == ["forkserver"]
+
+
+def test_a_wrong_configuration_leaves_no_process(tmp_path: Path) -> None:
+    mark = str(tmp_path)
+    environment = cli_environment({"HARVESTER_TEST_MARK": mark})
+    command = [*COMMAND, "start", "-f", str(tmp_path / "none.toml")]
+    assert subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=False).returncode == 78
+
+    def marked() -> list[str]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended, or is another user's
+                if f"HARVESTER_TEST_MARK={mark}".encode() in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_text())
+        return found
+
+    assert marked() == []
 
 
 def test_help_needs_no_server_and_no_heavy_import() -> None:
