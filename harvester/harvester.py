@@ -61,7 +61,8 @@ class Harvester:
         """`config` defaults to what `load_config()` finds; `logger` to the standard logger `harvester`.
 
         `group` replaces Kafka's election (`harvester.neli.fake.FakeGroup`, for tests). With `until_empty` the
-        harvester stops by itself once it leads and finds the outbox empty. `forkserver` may already be starting.
+        harvester stops by itself once it leads and finds the outbox empty. `forkserver`
+        (`harvester.relay.forkserver.Forkserver`) may have been started ahead, to import while the host does, too.
         """
         self.config = config if config is not None else load_config()
         self._base_logger = logger if logger is not None else logging.getLogger("harvester")

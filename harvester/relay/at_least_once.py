@@ -287,7 +287,8 @@ class Sender:
             if self._attempts.states:
                 self._attempts.settled(ids)
             self._settled += ids
-            if not ready or len(self._settled) >= _REPORT_RECORDS or now - self._reported_at >= self._report_s:
+            is_due = len(self._settled) >= _REPORT_RECORDS or now - self._reported_at >= self._report_s
+            if is_due or not ready or self._shard.is_crowded:
                 self._report_settled()
         self._produce(ready)
 
@@ -299,7 +300,8 @@ class Sender:
     def _report_settled(self) -> None:
         """Tell the supervisor what has been settled; the lock is held.
 
-        While the next records of the keys follow at once, it has nothing to do about it, and is told now and then.
+        While the next records of the keys follow at once, and there is room for others, it need do nothing about it, and is
+        told now and then.
         """
         if self._settled:
             self._shard.send(f.Settled(self._settled))

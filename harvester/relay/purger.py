@@ -106,7 +106,7 @@ class Purger(threading.Thread):
     def purge_here(self, rows: Sequence[ReadRow]) -> None:
         """Delete these rows: on the caller's thread if something waits for them and little is in flight, else `purge`.
 
-        Takes one statement at most. Whatever goes wrong is left to the purger's thread.
+        Takes one statement, or a few if rows are locked or missing. Whatever fails is left to the purger's thread.
         """
         self._acked.extend(rows)
         few = self._shard.records.unsettled < _GATHER_FROM_RECORDS
@@ -282,7 +282,7 @@ class Purger(threading.Thread):
     # -- attempts
 
     def _until_next_s(self) -> float | None:
-        due = [at for _, at in self._poison]
+        due = [at for _, at in tuple(self._poison)]  # others add to it
         if self._locked:
             due.append(self._locked_due)
         return max(0.0, min(due) - time.monotonic()) if due else None

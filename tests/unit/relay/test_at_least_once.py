@@ -298,6 +298,16 @@ def test_where_nothing_follows_the_supervisor_is_told_at_once() -> None:
     assert settled(shard) == [[1], [3], [2]]
 
 
+def test_where_nothing_more_may_be_in_flight_the_supervisor_is_told_at_once() -> None:
+    """It has records of other keys for the room, which may come long before the next report of this one."""
+    shard = Shard()
+    shard.is_crowded = True
+    shard.dispatch(*((number, b"a") for number in range(1, 5)))
+    for number in (1, 2, 3):
+        shard.sender.purged([number])
+    assert settled(shard) == [[1], [2], [3]]
+
+
 @pytest.mark.parametrize("end", ["remark", "stop"])
 def test_what_is_settled_is_told_before_a_reply_to_a_remark_and_before_the_end(end: str) -> None:
     """Otherwise the supervisor would count a settled record among those that were given up."""
