@@ -300,8 +300,8 @@ class Sender:
     def _report_settled(self) -> None:
         """Tell the supervisor what has been settled; the lock is held.
 
-        While the next records of the keys follow at once, and there is room for others, it need do nothing about it, and is
-        told now and then.
+        While the next records of the keys follow at once, and there is room for others, it need do nothing about it.
+        Then it is told now and then.
         """
         if self._settled:
             self._shard.send(f.Settled(self._settled))

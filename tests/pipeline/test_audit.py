@@ -267,7 +267,8 @@ def note(spark: SparkSession, root: str, topic: str, *losses: tuple[int, int | N
     rows.write.format("delta").mode("overwrite").save(f"{root}/losses")
 
 
-@pytest.mark.parametrize("whole", [pytest.param(20, marks=long), 0])
+@long  # test_which_batches_of_a_lake_are_whole decides which are judged every day
+@pytest.mark.parametrize("whole", [20, 0])
 def test_a_batch_that_is_half_written_is_not_judged(
     scene: Scene, spark: SparkSession, tmp_path: Path, whole: int
 ) -> None:

@@ -106,6 +106,7 @@ def test_what_may_be_a_schema_is_no_path_before_spark_has_been_asked(given: str,
     assert place(given) == (found or str(Path(given).absolute()))
 
 
+@long  # the next lake goes on every day, over several runs, in a schema; test_lake has more of them in a directory
 @pytest.mark.parametrize("lake", places("iceberg schema"), indirect=True)
 def test_a_lake_over_several_runs(lake: LakeAt, writer: Writer, make_topic: MakeTopic) -> None:
     topic, other, oracle = make_topic(2, KEPT), make_topic(1, KEPT), Oracle()
@@ -225,7 +226,7 @@ def cutting() -> CutOff:
     return cut_off
 
 
-@pytest.mark.parametrize("lake", places("iceberg directory")[1:], indirect=True)
+@pytest.mark.parametrize("lake", places("iceberg schema")[1:], indirect=True)
 @pytest.mark.parametrize(
     "interrupted", ["lake.silver", pytest.param("lake.repeats", marks=long), pytest.param("lake.end", marks=long)]
 )

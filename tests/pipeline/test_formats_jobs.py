@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -77,7 +76,7 @@ def test_each_operation_on_tables(spark: SparkSession, tmp_path: Path) -> None:
     """What the jobs do to the tables of a lake, each once; nightly they do it one after the other."""
     with known(spark, where("iceberg directory", tmp_path, "")):
         theirs, ours = [Sent(number, KEY) for number in (0, 3, 4)], [Sent(number, b"customer-8") for number in (1, 2)]
-        root = make_lake(spark, tmp_path / "lake", [row(one) for one in (*theirs[:2], *ours, ours[0].again(1))])
+        root = make_lake(spark, tmp_path / "lake", [one.row() for one in (*theirs[:2], *ours, ours[0].again(1))])
         store, batch = (
             open_store(spark, root),
             LakeBatch(open_store(spark, root), f"{root}/checkpoint", "test", HEADER, {}),
@@ -89,7 +88,7 @@ def test_each_operation_on_tables(spark: SparkSession, tmp_path: Path) -> None:
         store.prepare([payload_table("orders", from_ddl("n INT"))], "test", HEADER)
         store.prepare([payload_table("orders", from_ddl("note STRING, n INT"))], "test", HEADER)
         assert store.table("json/orders").select("data.*").columns == ["n", "note"]
-        batch.write(bronze_columns(kafka_rows(spark, [row(theirs[2]) | {"offset": 5}])), 1)
+        batch.write(bronze_columns(kafka_rows(spark, [theirs[2].row() | {"offset": 5}])), 1)
         assert store.last_written(["silver"], "test") == 1
         assert sorted(one["id"] for one in store.table("silver").collect()) == [0, 1, 2, 3, 4]
         [left] = replay.preview(spark, root, read)
@@ -124,14 +123,8 @@ def test_each_operation_on_tables(spark: SparkSession, tmp_path: Path) -> None:
         assert sorted(one["id"] for one in store.table("silver").collect()) == [1, 2]
         # Numbers of batches are known although their snapshots are gone.
         assert store.last_written(["silver"], "test") == 1
-        batch.write(bronze_columns(kafka_rows(spark, [row(Sent(5)) | {"offset": 6}])), 2)
+        batch.write(bronze_columns(kafka_rows(spark, [Sent(5).row() | {"offset": 6}])), 2)
         assert sorted(one["id"] for one in store.table("silver").collect()) == [1, 2, 5]
-
-
-def row(one: Sent) -> dict[str, Any]:
-    """As Kafka has the record."""
-    at = datetime.fromtimestamp(one.at_ms / 1000, UTC)
-    return {"key": one.key, "value": one.value, "timestamp": at, "headers": one.written()}
 
 
 def test_a_lake_is_counted_audited_replayed_erased_and_gone_on_with(

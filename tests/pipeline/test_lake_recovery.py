@@ -245,8 +245,9 @@ def test_records_that_were_removed_before_they_were_read(
     assert_whole(lake, topic, oracle)
 
 
+@pytest.mark.parametrize("returns", [False, pytest.param(True, marks=long)])
 def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
-    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, returns: bool
 ) -> None:
     kept, unwanted, gone, oracle = make_topic(1, KEPT), make_topic(1, KEPT), make_topic(1, KEPT), Oracle()
     lake.folds = False
@@ -278,6 +279,9 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
     oracle.take(again := writer.send(kept, [one.again(3) for one in records(41, 44)]))
     assert lake.once(kept) == len(again)
     assert len(rows_of(lake, "losses")) == 1, "all of the other one had been read"
+    lake.assert_holds(oracle)
+    if not returns:
+        return
 
     # Named again, it is read again, and nothing of it is written once more.
     oracle.take(more := writer.send(unwanted, records(61, 63)))

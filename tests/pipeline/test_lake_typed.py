@@ -26,6 +26,7 @@ from harvester.pipeline.session import DELTA, FORMAT, ICEBERG
 from harvester.serializers.registry import avro, json_schema, protobuf
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake, make_lake
+from tests.support.longs import is_nightly
 from tests.support.registry import Registry, serving
 from tests.support.shop import Shop
 from tests.support.sparks import configure, kafka_rows
@@ -226,7 +227,9 @@ def test_messages_of_protobuf_become_columns(spark: SparkSession, registry: Regi
 
 
 def _goes_on(lake: Lake, topic: str, registry: Registry, writer: Writer, values: Serialised) -> None:
-    """A registry that fails stops the batch and loses nothing; columns that are given later are filled in."""
+    """A registry that fails stops the batch and loses nothing; columns that are given later are filled in (by day
+    test_columns_that_are_asked_for_after_a_first_batch_that_was_cut_off does so).
+    """
     typed: dict[str, Any] = {"typed": {topic: None}, "registry": asking(registry)}
     before, schema = stored(lake, topic), {**ORDER, "doc": "a new one"}
     writer.send(topic, [Sent(30, value=values.avro(schema, total=30, items=[]))])
@@ -238,6 +241,8 @@ def _goes_on(lake: Lake, topic: str, registry: Registry, writer: Writer, values:
     registry.is_up = True
     assert lake.once(topic, **typed) == 1
     assert stored(lake, topic)[30]["total"] == 30
+    if not is_nightly():
+        return
 
     writer.send(topic, [Sent(31, value=values.avro(ORDER, total=31, customer="eve", items=[]))])
     assert lake.once(topic) == 1

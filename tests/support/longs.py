@@ -9,9 +9,14 @@ import pytest
 VARIABLE = "HARVESTER_LONG_TESTS"
 
 
+def is_nightly() -> bool:
+    """Whether there is time."""
+    return bool(os.environ.get(VARIABLE))
+
+
 def some_of(cases: int) -> int:
     """So many nightly; otherwise two fifths of them. Tests of mutations take all they need."""
-    return cases if os.environ.get(VARIABLE) else cases * 2 // 5
+    return cases if is_nightly() else cases * 2 // 5
 
 
-long = pytest.mark.skipif(not os.environ.get(VARIABLE), reason="takes minutes: scripts/test --nightly runs it")
+long = pytest.mark.skipif(not is_nightly(), reason="takes minutes: scripts/test --nightly runs it")
