@@ -50,9 +50,13 @@ def init(
         _print_sql(settings, notify=bool(notify), functions=bool(functions), value_type=value_type)
         return
 
+    from harvester.outbox.archive import SILENCE_S
     from harvester.outbox.schema import init as init_schema
 
-    with spinner(f"setting up {settings.table}"), connected(settings, "init") as connection:
+    with (
+        spinner(f"setting up {settings.table}"),
+        connected(settings, "init", silence_s=SILENCE_S) as connection,
+    ):
         done = init_schema(
             connection,
             settings.table,

@@ -300,7 +300,8 @@ class AsyncCoordinatedConsumer:
         That end may not have been heard yet, while `on_event` was awaited for an earlier event.
         """
         known = claim.topic, claim.partition, claim.generation
-        ends = (each for each in self._events if isinstance(each, Lost | Released))
+        heard = tuple(self._events)  # threads add to it
+        ends = (each for each in heard if isinstance(each, Lost | Released))
         return any((each.topic, each.partition, each.generation) == known for each in ends) or (
             self._consumer is not None and not self._consumer._session.has(*known)
         )

@@ -220,10 +220,13 @@ class Session:
         """Release what is being given up, once nothing of it is in hand or its time limit has passed.
 
         At most once, a batch whose heartbeat is under way is waited for: it may become ours, and is then returned. So
-        is what became ours under a claim that was lost and won again: a successor begins behind it (P42).
+        is what became ours under a claim that was lost and won again: a successor begins behind it (P42). And so is a
+        thread that has not decided yet whether to hand out a record.
         """
         for place, buffer in tuple(self.buffer.items()):
             if buffer.stopping_at is None or self.holding(place).batch is not None:
+                continue
+            if self._settings.at_most_once and buffer.batch is not None and buffer.batch.is_taking:
                 continue
             older = self._of_older_claims(place, buffer)
             if older and now < buffer.stopping_at:

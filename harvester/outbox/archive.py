@@ -26,7 +26,7 @@ Connection = psycopg.Connection[Any]
 DAYS_AHEAD = 3
 # Dropping a day locks the whole archive, and every purge waits behind that lock: give up soon, try again tomorrow.
 LOCK_TIMEOUT_MS = 2_000
-SILENCE_S = 3_600.0  # of the server: a statement may read all of an archive, which has no index by key
+SILENCE_S = 3_600.0  # of the server: a statement may read all of an archive, or move the rows of a day
 
 _EVERY_S = 3600.0
 _AGAIN_S = 60.0  # after the database was unreachable
@@ -236,12 +236,12 @@ class ArchiveKeeper(threading.Thread):
             try:
                 self._problem(self._keep())
                 wait_s = _EVERY_S
-            except (psycopg.Error, OutboxError) as error:
-                self._problem(one_line(error))
+            except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it no day gets a partition
+                self._problem(one_line(error) if isinstance(error, psycopg.Error | OutboxError) else repr(error))
                 wait_s = _AGAIN_S
 
     def _keep(self) -> str | None:
-        connection = connect(self._dsn, application_name=self._application)
+        connection = connect(self._dsn, application_name=self._application, silence_s=SILENCE_S)
         try:
             check_archive(connection, self._table)
             return keep_archive(connection, self._table, self._retention).problem

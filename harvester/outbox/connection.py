@@ -48,14 +48,21 @@ _DEFAULTS: dict[str, str | int] = {
 
 # Settings that defaults of the role or the database could otherwise change. remote_apply promises more than `on`, so it
 # may stay; everything else promises less (protocol P1). Marks rely on READ COMMITTED (P3). A row security policy
-# created during this session causes an error: rows hidden by it would be mistaken for deleted rows.
+# created during this session causes an error: rows hidden by it would be mistaken for deleted rows. Times are read, and
+# written back (P7), in the form that names their offset instead of a zone that another server may take for another one.
+# How long an answer may take is our own decision, statement by statement; sessions that are idle are ours to end.
 _SESSION_SQL = """
 SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
        set_config('synchronous_commit',
            CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
        set_config('default_transaction_isolation', 'read committed', false),
        set_config('standard_conforming_strings', 'on', false),
-       set_config('row_security', 'off', false)
+       set_config('row_security', 'off', false),
+       set_config('DateStyle', 'ISO', false),
+       set_config('quote_all_identifiers', 'off', false),
+       (SELECT count(set_config(name, '0', false))
+        FROM unnest(ARRAY['statement_timeout', 'transaction_timeout', 'idle_session_timeout']) AS name
+        WHERE current_setting(name, true) IS NOT NULL)
 """
 
 _PREFIX = re.compile(

@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester.errors import DatabaseUnavailable
-from harvester.outbox.connection import Connection, connect, server_identity
+from harvester.outbox.connection import Connection, connect, read_session, server_identity
 from tests.support.outboxes import poor_role
 
 pytestmark = pytest.mark.servers
@@ -61,12 +61,32 @@ def test_a_session_names_itself_and_notices_a_dead_peer(empty_database: str) -> 
         ("default_transaction_isolation", "serializable", "read committed"),
         ("client_encoding", "latin1", "UTF8"),
         ("standard_conforming_strings", "off", "on"),
+        ("DateStyle", "German, DMY", "ISO, DMY"),
+        ("quote_all_identifiers", "on", "off"),
+        ("statement_timeout", "50ms", "0"),
+        ("idle_session_timeout", "50ms", "0"),
     ],
 )
 def test_defaults_of_the_database_do_not_weaken_it(empty_database: str, name: str, default: str, pinned: str) -> None:
     by_default(empty_database, name, default)
     with connect(empty_database, application_name="x") as connection:
         assert setting(connection, name) == pinned
+
+
+@pytest.mark.parametrize(("style", "zone"), [("German", "Asia/Jakarta"), ("SQL", "Asia/Kolkata")])
+def test_a_successor_finds_a_session_whatever_form_the_database_gives_to_times(
+    empty_database: str, style: str, zone: str
+) -> None:
+    """The server does not know one zone's abbreviation, and takes the other one for another zone (P7)."""
+    by_default(empty_database, "DateStyle", style)
+    by_default(empty_database, "TimeZone", zone)
+    with connect(empty_database, application_name="x") as connection:
+        pid, started = read_session(connection)
+        found = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s::timestamptz", (pid, started)
+        ).fetchone()
+        assert found == (1,)
+        assert connection.execute("SELECT now()").fetchone()  # psycopg reads no other form of a time
 
 
 @pytest.mark.parametrize("attrs", [{}, {"target_session_attrs": "any"}])

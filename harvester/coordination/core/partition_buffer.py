@@ -10,7 +10,9 @@ records) leave no holes in it.
 So the answer is stored as a point in time, `until`: the consumer's thread sets it when it opens a batch, and a record
 is handed out if that time has not come; the coordination's thread can only end it. `given` is raised before `until` is
 read, and `until` is ended before `given` is read. So either the record is held back, or the thread that gives the claim
-up sees that it is in hand.
+up sees that it is in hand. It may see that of a record that is held back a moment later, too: `taken` follows `given`
+only once it is handed out. At most once, what is given up is therefore counted only while both are equal: a record
+counted as handed out would be nobody's.
 """
 
 from __future__ import annotations
@@ -142,13 +144,13 @@ class RecordBatch:
     still open in progress, so these are not part of the processed prefix yet.
     """
 
-    __slots__ = ("behind", "done", "ended", "given", "place", "records", "told", "until", "withdrawn")
+    __slots__ = ("behind", "done", "ended", "given", "place", "records", "taken", "told", "until", "withdrawn")
 
     def __init__(self, place: GroupPartition, records: list[Any], *, behind: bool = False) -> None:
         self.place, self.records, self.behind = place, records, behind
         self.until = -math.inf
         self.ended = self.withdrawn = False
-        self.given = self.done = 0
+        self.given = self.taken = self.done = 0
         self.told = 0  # how many of them are recorded in progress
 
     def take(self, now: float) -> Any:
@@ -157,6 +159,7 @@ class RecordBatch:
         if given < len(self.records):
             self.given = given + 1
             if now < self.until:
+                self.taken = given + 1
                 return self.records[given]
             self.given = given
         return None
@@ -169,6 +172,7 @@ class RecordBatch:
         parts = -(-left // most)
         self.given = end = given - (-left // parts)
         if now < self.until:
+            self.taken = end
             return self.records[given:end]
         self.given = given
         return []
@@ -182,6 +186,7 @@ class RecordBatch:
             if clock() >= self.until:
                 self.given = given
                 return
+            self.taken = given + 1
             yield records[given]
             given = self.given  # some may have been taken in the meantime
 
@@ -208,6 +213,11 @@ class RecordBatch:
             self.done = given
             return True
         return False
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether the consumer's thread is about to hand a record out, or to hold it back."""
+        return self.taken != self.given
 
     def is_open(self, now: float) -> bool:
         """Whether a record of it may be handed out now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -177,4 +178,46 @@ def test_a_release_waits_for_what_became_ours_under_an_earlier_claim(
     while (current := turns.after(current)) is not NOTHING:
         handed_out += [record.number for record in current.take_some(3, 0.0)]
     assert handed_out == (list(range(10)) if in_time else [0])
+    session._log.close(0)
+
+
+def test_at_most_once_a_record_that_is_held_back_at_the_last_moment_is_not_counted_as_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The claim is given up while the consumer's thread decides; a successor begins behind what is counted (P42)."""
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    session = Session(ConsumerSettings(kafka=kafka, group="g", topics=("t",), at_most_once=True), CLIENT)
+    said: list[Message] = []
+
+    def append(_: int, message: Message, arrived: Future[bool] | None = None) -> int:
+        said.append(message)
+        return 0
+
+    monkeypatch.setattr(session._log, "append", append)
+    session.buffer[PLACE] = buffer = PartitionBuffer(PLACE, 9, None)
+    buffer.fetch([Record(number) for number in range(5)])
+    buffer.propose(5)
+    buffer.batch = batch = buffer.own()
+    batch.until = math.inf
+    now = clock_s()
+    session._coordinator.holdings[PLACE] = ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING)._replace(
+        generation=9, proof_at=now, next_beat_at=now + 60
+    )
+    is_given_up = False
+
+    def clock() -> float:
+        if is_given_up:
+            batch.end()
+            buffer.stopping_at = now
+            session._drain(now)  # by the coordination's thread
+        return 0.0
+
+    handing_out = batch.handed_out(clock)
+    assert batch.finish(next(handing_out))
+    is_given_up = True
+    assert next(handing_out, None) is None
+    session._drain(now)
+    (release,) = said
+    assert isinstance(release, ReleasingPartition)
+    assert release.last_offset == 0
     session._log.close(0)
