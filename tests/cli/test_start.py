@@ -6,11 +6,11 @@ import os
 import signal
 import socket
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.support.canaries import environment
 from tests.support.cli import COMMAND, RunningCli, cli_environment
 from tests.support.families import descendants
 from tests.support.harvesting import Scene, alive, causal, children, log_lines, messages, shards_of, wait_leads
@@ -211,19 +211,12 @@ def test_shards_come_from_the_server_that_began_with_the_command(scene: Scene) -
 
 def test_a_wrong_configuration_leaves_no_process(tmp_path: Path) -> None:
     mark = str(tmp_path)
-    environment = cli_environment({"HARVESTER_TEST_MARK": mark})
+    env = cli_environment({"HARVESTER_TEST_MARK": mark})
     command = [*COMMAND, "start", "-f", str(tmp_path / "none.toml")]
-    assert subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=False).returncode == 78
+    assert subprocess.run(command, env=env, stderr=subprocess.DEVNULL, check=False).returncode == 78
 
-    def marked() -> list[str]:
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended, or is another user's
-                if f"HARVESTER_TEST_MARK={mark}".encode() in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_text())
-        return found
-
-    assert marked() == []
+    pids = [int(process.name) for process in Path("/proc").glob("[0-9]*")]
+    assert [pid for pid in pids if mark.encode() in environment(pid)] == []
 
 
 def test_help_needs_no_server_and_no_heavy_import() -> None:

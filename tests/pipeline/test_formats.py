@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,12 +29,11 @@ from harvester.pipeline.lake.silver import from_ddl
 from harvester.pipeline.session import DELTA, FORMAT, ICEBERG, SessionSettings, connectors, options
 from harvester.pipeline.store import _deep, _flat
 from tests.pipeline.test_lake import FIRST, REJECTED, SECOND
-from tests.support import longs
 from tests.support.formats import LakeAt, known, places, where
 from tests.support.harvested import KEPT, Sent, Writer
-from tests.support.interruptions import CutOff, Interrupter
+from tests.support.interruptions import CutOff, Interrupter, begin_again
 from tests.support.lakes import Oracle, assert_same, make_lake
-from tests.support.longs import long
+from tests.support.longs import is_nightly, long
 from tests.support.sparks import assert_rows, configure
 
 if TYPE_CHECKING:
@@ -157,21 +155,16 @@ def hooks() -> Interrupter:
 
 
 class InterruptedBatch(LakeBatch):
-    """A batch that is begun again and again, each time one write further; each table is once the only one missing.
-
-    Nightly also in the second batch.
-    """
+    """A batch that is begun again and again; each table is once the only one missing. Nightly also the second batch."""
 
     def write(self, bronze: DataFrame, number: int) -> None:
-        alone = [(99, f"lake.{name}") for name in ("silver", "repeats", "rejects", "json", "publish", "cuts", "ids")]
-        alone = alone if number == 0 or os.environ.get(longs.VARIABLE) else []
-        for left, refused in [*alone, *((passed, "") for passed in range(20))]:
-            interrupter.left, interrupter.refused = left, refused
+        def begin() -> None:
             self._known.clear()  # as in a new process
             self._number = None
-            with suppress(InterruptedError):
-                LakeBatch.write(self, bronze, number)  # super() knows no class with slots
-                return
+            LakeBatch.write(self, bronze, number)  # super() knows no class with slots
+
+        alone = ("silver", "repeats", "rejects", "json", "publish", "cuts", "ids")
+        begin_again(interrupter, begin, alone if number == 0 or is_nightly() else ())
 
 
 @pytest.mark.timeout(1800)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 BESIDE = ("lake.current", "lake.folded", "lake.compaction")
@@ -21,6 +23,21 @@ class Interrupter:
         if self.left == 0 or place == self.refused:
             raise InterruptedError(place)
         self.left -= 1
+
+
+def begin_again(
+    interrupter: Interrupter, begin: Callable[[], None], alone: Iterable[str] = (), *, each: bool = True
+) -> None:
+    """Begin until it comes to its end: first with each write of `alone` refused, then, with `each`, one write further
+    each time, so that the first write is repeated most often.
+    """
+    cuts = [(99, f"lake.{name}") for name in alone]
+    if each:
+        cuts += [(passed, "") for passed in range(20)]
+    for interrupter.left, interrupter.refused in [*cuts, (99, "")]:
+        with suppress(InterruptedError):
+            begin()
+            return
 
 
 class CutOff:

@@ -10,7 +10,7 @@ VARIABLE = "HARVESTER_LONG_TESTS"
 
 
 def is_nightly() -> bool:
-    """Whether there is time."""
+    """True in `scripts/test --nightly`, which has time for everything."""
     return bool(os.environ.get(VARIABLE))
 
 

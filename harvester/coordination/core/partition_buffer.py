@@ -216,7 +216,7 @@ class RecordBatch:
 
     @property
     def is_taking(self) -> bool:
-        """Whether the consumer's thread is about to hand a record out, or to hold it back."""
+        """True while the consumer's thread decides: a record is handed out next, or held back."""
         return self.taken != self.given
 
     def is_open(self, now: float) -> bool:

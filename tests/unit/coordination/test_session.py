@@ -38,26 +38,38 @@ class Record:
         return self.number
 
 
-def test_a_release_reports_what_was_finished_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
-    session = Session(ConsumerSettings(kafka=kafka, group="g", topics=("t",)), CLIENT)
+def heard(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+    """What the session appends to the log from now on, instead of appending it."""
     said: list[Message] = []
 
     def append(_: int, message: Message, arrived: Future[bool] | None = None) -> int:
         said.append(message)
         return 0
 
-    monkeypatch.setattr(session._log, "poll", lambda timeout_s: iter(()))
     monkeypatch.setattr(session._log, "append", append)
+    return said
+
+
+def leave(session: Session, generation: int) -> float:
+    """The claim of this generation is being given up; returns the time."""
+    now = clock_s()
+    session._coordinator.holdings[PLACE] = ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING)._replace(
+        generation=generation, proof_at=now, next_beat_at=now + 60
+    )
+    return now
+
+
+def test_a_release_reports_what_was_finished_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    session = Session(ConsumerSettings(kafka=kafka, group="g", topics=("t",)), CLIENT)
+    said = heard(session, monkeypatch)
+    monkeypatch.setattr(session._log, "poll", lambda timeout_s: iter(()))
     buffer = session.buffer[PLACE] = PartitionBuffer(PLACE, 7, None)
     buffer.fetch([Record(3)])
     batch = buffer.open_batch()
     batch.until = 1.0
     record = batch.take(0.0)
-    now = clock_s()
-    session._coordinator.holdings[PLACE] = ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING)._replace(
-        generation=7, proof_at=now, next_beat_at=now + 60
-    )
+    now = leave(session, 7)
     buffer.stopping_at = now + 60
 
     def finished_meanwhile(_: float) -> list[Outcome]:
@@ -80,12 +92,7 @@ def test_a_claim_under_way_when_it_is_closed_is_released_if_it_wins(monkeypatch:
         kafka=kafka, group="g", topics=("t",), coordination_partitions=1, heartbeat_interval_s=60.0
     )
     session = Session(settings, CLIENT)
-    said: list[Message] = []
-    read: list[Message] = []
-
-    def append(_: int, message: Message, arrived: Future[bool] | None = None) -> int:
-        said.append(message)
-        return 0
+    said, read = heard(session, monkeypatch), list[Message]()
 
     def poll(_: float) -> Iterator[tuple[int, int, int, bytes]]:
         """The log is slow: the claim comes back when the consumer is being closed."""
@@ -94,7 +101,6 @@ def test_a_claim_under_way_when_it_is_closed_is_released_if_it_wins(monkeypatch:
             yield 0, len(read) - 1, 1_000_000, encode(read[-1])
 
     monkeypatch.setattr(session._log, "begin", lambda worlds, *_: dict.fromkeys(worlds, 0))
-    monkeypatch.setattr(session._log, "append", append)
     monkeypatch.setattr(session._log, "poll", poll)
     monkeypatch.setattr(session._log, "close", lambda timeout_s: None)
     session.consume({"t": 1})
@@ -149,23 +155,14 @@ def test_a_release_waits_for_what_became_ours_under_an_earlier_claim(
     kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
     settings = ConsumerSettings(kafka=kafka, group="g", topics=("t",), at_most_once=True, batch_records=5)
     session = Session(settings, CLIENT)
-    said: list[Message] = []
-
-    def append(_: int, message: Message, arrived: Future[bool] | None = None) -> int:
-        said.append(message)
-        return 0
-
-    monkeypatch.setattr(session._log, "append", append)
+    said = heard(session, monkeypatch)
     turns = Turns(settings, session, lambda _: False)
     first, second = (RecordBatch(PLACE, [Record(n) for n in range(low, low + 5)]) for low in (0, 5))
     session.owned += [first, second]
     current = turns.after(NOTHING)
     assert current.take(0.0) is first.records[0]
     session.buffer[PLACE] = buffer = PartitionBuffer(PLACE, 9, 9)
-    now = clock_s()
-    session._coordinator.holdings[PLACE] = ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING)._replace(
-        generation=9, proof_at=now, next_beat_at=now + 60
-    )
+    now = leave(session, 9)
     buffer.stopping_at = now + 60
     handed_out = [0]
     if in_time:
@@ -187,22 +184,13 @@ def test_at_most_once_a_record_that_is_held_back_at_the_last_moment_is_not_count
     """The claim is given up while the consumer's thread decides; a successor begins behind what is counted (P42)."""
     kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
     session = Session(ConsumerSettings(kafka=kafka, group="g", topics=("t",), at_most_once=True), CLIENT)
-    said: list[Message] = []
-
-    def append(_: int, message: Message, arrived: Future[bool] | None = None) -> int:
-        said.append(message)
-        return 0
-
-    monkeypatch.setattr(session._log, "append", append)
+    said = heard(session, monkeypatch)
     session.buffer[PLACE] = buffer = PartitionBuffer(PLACE, 9, None)
     buffer.fetch([Record(number) for number in range(5)])
     buffer.propose(5)
     buffer.batch = batch = buffer.own()
     batch.until = math.inf
-    now = clock_s()
-    session._coordinator.holdings[PLACE] = ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING)._replace(
-        generation=9, proof_at=now, next_beat_at=now + 60
-    )
+    now = leave(session, 9)
     is_given_up = False
 
     def clock() -> float:
