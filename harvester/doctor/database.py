@@ -130,7 +130,7 @@ _CLOCK_LOOKS = 5
 def read_database(config: Config) -> DatabaseFacts:
     """Everything that this role may see; `unread` lists what is denied. Raises DatabaseUnavailable."""
     with (
-        closing(connect(config.dsn, application_name=_APPLICATION)) as connection,
+        closing(connect(config.dsn, application_name=_APPLICATION, may_be_lent=True)) as connection,
         database_errors("look at the database"),
     ):
         return _read(config, connection)

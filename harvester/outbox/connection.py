@@ -52,17 +52,18 @@ _DEFAULTS: dict[str, str | int] = {
 # written back (P7), in the form that names their offset instead of a zone that another server may take for another one.
 # How long an answer may take is our own decision, statement by statement; sessions that are idle are ours to end.
 _SESSION_SQL = """
-SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean, is_pooled,
        set_config('synchronous_commit',
-           CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
-       set_config('default_transaction_isolation', 'read committed', false),
-       set_config('standard_conforming_strings', 'on', false),
-       set_config('row_security', 'off', false),
-       set_config('DateStyle', 'ISO', false),
-       set_config('quote_all_identifiers', 'off', false),
-       (SELECT count(set_config(name, '0', false))
+           CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, only_now),
+       set_config('default_transaction_isolation', 'read committed', only_now),
+       set_config('standard_conforming_strings', 'on', only_now),
+       set_config('row_security', 'off', only_now),
+       set_config('DateStyle', 'ISO', only_now),
+       set_config('quote_all_identifiers', 'off', only_now),
+       (SELECT count(set_config(name, '0', only_now))
         FROM unnest(ARRAY['statement_timeout', 'transaction_timeout', 'idle_session_timeout']) AS name
         WHERE current_setting(name, true) IS NOT NULL)
+FROM (SELECT pg_backend_pid() <> $1 AS is_pooled, pg_backend_pid() <> $1 AND NOT $2 AS only_now) AS session
 """
 
 _PREFIX = re.compile(
@@ -105,9 +106,12 @@ def connect(
     autocommit: bool = True,
     connect_timeout_s: int | None = None,
     silence_s: float = SILENCE_S,
+    may_be_lent: bool = False,
 ) -> Connection:
-    """Open a session; raises DatabaseUnavailable, or ConfigurationError for an invalid DSN.
+    """Open a session. Raises DatabaseUnavailable; SchemaError behind a pooler that lends backends; ConfigurationError
+    for an invalid DSN.
 
+    `may_be_lent`: behind a pooler of any kind, the session keeps its settings, and is opened.
     Timeouts, keepalives and target_session_attrs in `dsn` are kept; a read-only server is always refused.
     `connect_timeout_s` is per host. If the server sends nothing for `silence_s`, the session ends and the call raises
     psycopg.OperationalError.
@@ -125,16 +129,31 @@ def connect(
     except psycopg.Error as error:
         raise unreachable(where, str(error)) from error
     try:
-        row = connection.execute(_SESSION_SQL).fetchone()
+        is_read_only, is_behind = _set_up(connection, is_ours=False)
+        if is_behind and not may_be_lent:
+            if lends_backends(connection, dsn, application_name):
+                raise SchemaError(LENT, hint=LENT_HINT)
+            is_read_only, _ = _set_up(connection, is_ours=True)
+        if is_read_only:
+            raise unreachable(where, "session is read-only")
     except psycopg.Error as error:
         connection.close()
         raise unreachable(where, str(error)) from error
-    if row is None or row[0]:
+    except HarvesterError:
         connection.close()
-        raise unreachable(where, "session is read-only")
+        raise
     connection.autocommit = autocommit
     connection.silence_s = silence_s
     return connection
+
+
+def _set_up(connection: Connection, *, is_ours: bool) -> tuple[bool, bool]:
+    """Apply the settings, behind a pooler only if the session `is_ours`.
+
+    Returns whether it allows only reading, and whether there is a pooler.
+    """
+    row = fetch_row(connection, _SESSION_SQL, connection.info.backend_pid, is_ours)
+    return bool(row[0]), bool(row[1])
 
 
 def server_identity(connection: Connection) -> tuple[int, int] | None:
@@ -262,7 +281,7 @@ def lends_backends(connection: psycopg.Connection[Any], dsn: str, application_na
     """
     ours = _pid(connection)
     for _ in range(_LOOKS if is_pooled(connection) else 1):
-        with closing(connect(dsn, application_name=application_name)) as other:
+        with closing(connect(dsn, application_name=application_name, may_be_lent=True)) as other:
             theirs, again = _pid(other), _pid(connection)
         if theirs in (ours, again) or again != ours:
             return True
