@@ -276,6 +276,14 @@ class InboxError(IdempotenceError):
     """The inbox refused a record; nothing was changed."""
 
 
+class InboxUnavailable(InboxError):
+    """The inbox's database cannot be reached, or ended the session. The transaction may have been committed or not: the
+    same record, given again, is found to be new or a repeat.
+    """
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
 class InboxFenced(InboxError):
     """Another owner took the partition; `ours` and `theirs` are the two generations."""
 

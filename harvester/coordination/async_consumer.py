@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +26,7 @@ from harvester.coordination.core.messages import Client
 from harvester.coordination.events import Claimed, Event, Lost, Released
 from harvester.coordination.handling import AHEAD, IDLE_S, TURN_S, as_records
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
-from harvester.errors import ClaimCheckError
+from harvester.errors import ClaimCheckError, InboxError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -290,9 +291,12 @@ class AsyncCoordinatedConsumer:
                 continue
             if isinstance(event, Lost | Released) and self._was_untold(event):
                 continue
-            told = None if self._on_event is None else self._on_event(event)
-            if inspect.isawaitable(told):
-                await told
+            await self._announce(event)
+
+    async def _announce(self, event: Event) -> None:
+        told = None if self._on_event is None else self._on_event(event)
+        if inspect.isawaitable(told):
+            await told
 
     def _has_ended(self, claim: Claimed) -> bool:
         """True if the claim ended before it could be announced; its end is not announced either.
@@ -312,6 +316,18 @@ class AsyncCoordinatedConsumer:
             return False
         self._untold.remove(known)
         return True
+
+
+@contextmanager
+def _cancelled_elsewhere() -> Iterator[None]:
+    """A handler that awaits a task which somebody has cancelled fails like any other: we are not cancelled."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("the handler awaited what was cancelled") from error
 
 
 async def _finished(future: Future[T]) -> T:
@@ -365,7 +381,8 @@ class _Run:
                 continue
             began = clock_s()
             try:
-                await self._handler(await self._resolved(offered))
+                with _cancelled_elsewhere():
+                    await self._handler(await self._resolved(offered))
             except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
                 handling.took(began)
                 await asyncio.to_thread(handling.fail_offered, offered, error)
@@ -427,7 +444,8 @@ class _Run:
     async def _attempt(self, queued: Any) -> None:
         began = clock_s()
         try:
-            await self._single(await self._consumer._resolve(queued.record))
+            with _cancelled_elsewhere():
+                await self._single(await self._consumer._resolve(queued.record))
         except Exception as error:  # noqa: BLE001 - the application's; on_error decides what follows
             self._handling.took(began)
             await asyncio.to_thread(self._handling.fail, queued, error)
@@ -442,10 +460,13 @@ class _Run:
             self._handling.end(error)
 
     async def _flush(self) -> None:
-        done = self._handling.done
-        while done:
-            record, given_up = done.popleft()
-            if given_up is not None:
-                self._consumer._events.append(given_up)
-                await self._consumer._tell()
-            self._consumer._commit(record)
+        while (done := self._handling.next_done()) is not None:
+            queued, given_up = done
+            await self._consumer._tell()
+            try:
+                if given_up is not None:
+                    await self._consumer._announce(given_up)
+            except InboxError as error:
+                self._handling.postpone(queued, given_up, error)
+            else:
+                self._consumer._commit(queued.record)

@@ -113,7 +113,7 @@ def connect(settings: ConsumerSettings) -> Consumer:
 
 @dataclass(slots=True)
 class _Displaced:
-    """A partition whose position does not exist. `lowest_end`: of all ends below the position that were seen."""
+    """A partition whose position did not exist. `lowest_end`: of all ends below the position that were seen."""
 
     since: float
     lowest_end: float = math.inf
@@ -138,6 +138,11 @@ class Fetcher:
         self._pauses: set[tuple[str | None, int | None]] = set()
         self._crowded: set[GroupPartition] = set()  # enough of their records wait, and there is no room for more
         self._displaced: dict[GroupPartition, _Displaced] = {}
+        self._ask_topics = offsets.topic_ids
+        self._topics = Question(offsets.topic_ids)
+        self._begun_in: dict[GroupPartition, str | None] = {}  # the topic's id, None until it is known
+        self._missing = frozenset[str]()  # of the settings' topics, at the last look
+        self._reported = frozenset[str]()
         self._untold = set[GroupPartition]()  # claimed and ended before anyone was notified
         self._stalls = Stalls(offsets.ends, settings.heartbeat_interval_s)
         self._emptied = False  # the client had no more records at some time since the last check for stalls
@@ -150,6 +155,7 @@ class Fetcher:
         try:
             self._inquiry.question.close()
             self._stalls.question.close()
+            self._topics.close()
         finally:
             self._data.close()
 
@@ -163,7 +169,20 @@ class Fetcher:
         self._silent_since = None
         if any(each.error is not None for each in known.values()):
             return None  # a broker that has just started may not know yet
+        self._report_missing(frozenset(self._settings.topics) - known.keys())
         return {name: len(each.partitions) for name, each in known.items()}
+
+    def _report_missing(self, missing: frozenset[str]) -> None:
+        """Not at the first look: a topic that was just created is unknown to some brokers."""
+        for topic in sorted(missing & self._missing - self._reported):
+            _LOGGER.warning(
+                "there is no topic %r, or this user may not describe it: nothing is consumed from it until there is",
+                topic,
+            )
+        for topic in sorted(self._reported - missing):
+            _LOGGER.warning("topic %r is there now", topic)
+        self._reported = missing & (self._missing | self._reported)
+        self._missing = missing
 
     def _hears_nothing(self) -> None:
         """This client may never find the brokers again, although they answer others while claims are held.
@@ -205,6 +224,7 @@ class Fetcher:
             changes.extendleft(reversed(waiting))
             if changed:
                 self._pace()
+                self._ask_for_topics()
         for place, displaced in tuple(self._displaced.items()):
             if place in self._displaced:  # the application may have paused it
                 yield from self._replace(place, displaced)
@@ -274,13 +294,35 @@ class Fetcher:
         """False if the claim cannot begin yet; it is kept."""
         if place in self._assigned:
             self._unassign([place])
+        self._begun_in.pop(place, None)
         if buffer is None or self._session.buffer.get(place) is not buffer:
             return True
         if not buffer.is_placed and buffer not in committed:
             return False
         with self._session.lock:
             buffer.begin(committed.get(buffer))
+        self._begun_in[place] = None
         return True
+
+    def _ask_for_topics(self) -> None:
+        """The ids of topics with new claims: the client does not tell one topic from another of its name."""
+        unknown = [place for place, topic in self._begun_in.items() if topic is None]
+        if unknown and not self._topics.is_open:
+            self._topics.put(unknown)
+
+    def _learn_topics(self) -> None:
+        try:
+            ids = self._topics.take() or {}
+        except BrokerUnavailable:
+            return
+        for place in [place for place, topic in self._begun_in.items() if topic is None]:
+            self._begun_in[place] = ids.get(place.topic)
+
+    def _is_recreated(self, place: GroupPartition) -> bool:
+        """Whether another topic has this name now. Raises BrokerUnavailable."""
+        self._learn_topics()
+        begun_in = self._begun_in.get(place)
+        return begun_in is not None and self._ask_topics([place]).get(place.topic, begun_in) != begun_in
 
     def _replace(self, place: GroupPartition, displaced: _Displaced) -> Iterator[Event]:
         """The client found no record at a place's position."""
@@ -290,7 +332,8 @@ class Fetcher:
             return
         try:
             first, end = self._data.get_watermark_offsets(_partition(place), _CALL_S)
-        except KafkaException:
+            is_recreated = self._is_recreated(place)
+        except (KafkaException, BrokerUnavailable):
             return
         offset = buffer.next_offset
         resumed_at = resume(offset, first, end, self._settings.out_of_range)
@@ -298,6 +341,8 @@ class Fetcher:
             displaced.lowest_end = min(end, displaced.lowest_end)
             if clock_s() < displaced.since + 2 * self._settings.heartbeat_interval_s:
                 return  # a new leader may not know its end yet
+        elif is_recreated:
+            resumed_at = None  # it may have grown past our position, with other records
         elif displaced.lowest_end < offset and clock_s() > displaced.since + _END_KNOWN_S:
             # It was below our position for too long: what has come since are other records.
             resumed_at, end = None, int(displaced.lowest_end)
@@ -409,14 +454,17 @@ class Fetcher:
             session.news.wait(min(timeout_s, _POLL_S))
             session.news.clear()
             return
-        first = self._data.poll(timeout_s)
-        if first is None:
-            self._emptied = True
-            return
-        messages = [
-            first,
-            *self._data.consume(self._fetched - 1, 0),
-        ]  # with a timeout, it would wait for the full number
+        try:
+            first = self._data.poll(timeout_s)
+            if first is None:
+                self._emptied = True
+                return
+            # With a timeout, it would wait for the full number.
+            messages = [first, *self._data.consume(self._fetched - 1, 0)]
+        except BaseException:  # of a callback of the application: what the client had taken out is lost with it
+            self._unassign(tuple(self._assigned))
+            self._pace()
+            raise
         self._emptied |= len(messages) < self._fetched
         troubles = list(filter(_ERROR, messages))
         if troubles:
@@ -475,6 +523,8 @@ class Fetcher:
 
     def look(self) -> None:
         """To be called once an interval: continue with places that the client has stopped fetching."""
+        self._learn_topics()
+        self._ask_for_topics()
         emptied, self._emptied = self._emptied, False
         for place in self._stalls.look(self._waiting() if emptied else {}, clock_s()):
             buffer = self._session.buffer.get(place)

@@ -24,7 +24,7 @@ from harvester.coordination.dead_letters import DeadLetterWriter, dead_letter
 from harvester.coordination.events import GivenUp
 from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings, Durations
-from harvester.errors import BrokerError, BrokerUnavailable, InboxError, InboxFenced
+from harvester.errors import BrokerError, BrokerUnavailable, InboxError, InboxFenced, InboxUnavailable
 
 _LOGGER = logging.getLogger("harvester.coordination")
 IDLE_S = 0.1
@@ -46,7 +46,8 @@ class Handling:
         self._settings, self._client_id, self._session, self._is_paused = settings, client_id, session, is_paused
         self.policy, self.at_most_once = settings.failure_policy, settings.at_most_once
         self.queues = RecordQueues[Claim]()
-        self.done: deque[tuple[Any, GivenUp | None]] = deque()  # to be announced and committed by the consumer's thread
+        self._done: deque[tuple[Queued, GivenUp | None]] = deque()  # for the consumer's thread to announce and commit
+        self._announce_at = 0.0  # not before; not 0: nothing else is handled until then
         lock = threading.RLock()  # guards all of this
         self.changed = threading.Condition(lock)  # there may be something to handle
         self.finished = threading.Condition(lock)  # something has been handled
@@ -84,6 +85,8 @@ class Handling:
     def may_pass(self, offered: Any) -> bool:
         """Whether it can be handled at once: no record before it is ready, and none of its lane waits."""
         queues = self.queues
+        if self._announce_at:
+            return False
         return queues.is_empty or not (isinstance(offered, list) or queues.ready or queues.waits(self._lane(offered)))
 
     @property
@@ -97,7 +100,7 @@ class Handling:
     def take(self) -> Queued | None:
         """The next record to handle now; its claim has just been checked."""
         with self.changed:
-            return self.queues.take(clock_s(), self._may_handle)
+            return None if self._announce_at else self.queues.take(clock_s(), self._may_handle)
 
     def attempt(self, handler: Callable[[Any], object], queued: Queued) -> None:
         """Handle it, whatever the outcome."""
@@ -129,12 +132,36 @@ class Handling:
         """The record is processed or given up."""
         with self.changed:
             self.queues.settle(queued)
-            self.done.append((queued.record, given_up))
+            self._done.append((queued, given_up))
             self.finished.notify()
+
+    def next_done(self) -> tuple[Queued, GivenUp | None] | None:
+        """The next record to announce and commit, in the consumer's thread; None if there is none now.
+
+        A record that was given up after its claim had ended is neither: the next holder tries it again.
+        """
+        if clock_s() < self._announce_at:
+            return None
+        self._announce_at = 0.0
+        while self._done:
+            queued, given_up = self._done.popleft()
+            if given_up is None or not self._is_of_another(queued.claim):
+                return queued, given_up
+        return None
+
+    def postpone(self, queued: Queued, given_up: GivenUp | None, error: InboxError) -> None:
+        """The application could not take note of a record that is given up; raises the error if it never will."""
+        if not self._passes(error):
+            raise error
+        self._done.appendleft((queued, given_up))
+        wait_s = self.policy.wait_s(1)
+        self._announce_at = clock_s() + wait_s
+        _LOGGER.warning("`on_event` failed, and is called again in %g s: %s", wait_s, error)
 
     def fail(self, queued: Queued, error: BaseException) -> None:
         """The handler raised; waits until a dead letter has been written."""
         record, attempts = queued.record, queued.attempts + 1
+        counts = self.policy.on_error == "stop" or not isinstance(error, InboxError)
         action = self._judge(error, attempts)
         if action in (FailureAction.DEAD_LETTER, FailureAction.SKIP) and self._is_of_another(queued.claim):
             action = FailureAction.RETRY
@@ -149,7 +176,7 @@ class Handling:
             match action:
                 case FailureAction.RETRY:
                     self.retries += 1
-                    self.queues.retry(queued, clock_s() + self.policy.wait_s(attempts))
+                    self.queues.retry(queued, clock_s() + self.policy.wait_s(attempts), counts=counts)
                 case FailureAction.STOP:
                     self.end(error)
                 case _:
@@ -186,7 +213,7 @@ class Handling:
                     self.queues.drop(claim)
                     self._claims.discard(claim)
             for buffer in self._session.buffer.values():
-                if buffer.stopping_at is not None and not (self.done or self.queues.holds(buffer)):
+                if buffer.stopping_at is not None and not (self._done or self.queues.holds(buffer)):
                     buffer.laid_down = True
 
     def wait_s(self) -> float:
@@ -216,13 +243,15 @@ class Handling:
 
     def _judge(self, error: BaseException, attempts: int) -> FailureAction:
         """What the inbox refuses is no fault of the record: it may come in the wrong order, or belong to another by
-        now.
+        now; or the inbox's database is away.
         """
         if isinstance(error, InboxError) and self.policy.on_error != "stop":
-            return (
-                FailureAction.RETRY if isinstance(error, InboxFenced) and not self.at_most_once else FailureAction.STOP
-            )
+            return FailureAction.RETRY if self._passes(error) else FailureAction.STOP
         return self.policy.judge(attempts)
+
+    def _passes(self, error: InboxError) -> bool:
+        """Whether the claim will have ended, or the database will be back."""
+        return isinstance(error, InboxFenced | InboxUnavailable) and not self.at_most_once
 
     def _is_of_another(self, claim: Claim) -> bool:
         """At least once: the claim has ended, and the next holder tries the record again."""
@@ -313,11 +342,14 @@ class ConsumerRun:
         handling.tidy()
 
     def _flush(self) -> None:
-        done = self._handling.done
-        while done:
-            record, given_up = done.popleft()
-            self._announce(given_up)
-            self._commit(record)
+        while (done := self._handling.next_done()) is not None:
+            queued, given_up = done
+            try:
+                self._announce(given_up)
+            except InboxError as error:
+                self._handling.postpone(queued, given_up, error)
+            else:
+                self._commit(queued.record)
 
     @contextmanager
     def _threads(self) -> Iterator[None]:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from harvester.bounds import passes, refresh
+from harvester.bounds import SILENT, answer, passes, refresh
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
@@ -72,6 +73,7 @@ class GroupOffsets:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._group = settings.group
+        self._connection = settings.connection
         self._options = {
             **settings.connection,
             "group.id": settings.group,
@@ -127,6 +129,22 @@ class GroupOffsets:
         Raises BrokerUnavailable.
         """
         return self._at(dict.fromkeys(places, OFFSET_END))
+
+    def topic_ids(self, places: Collection[GroupPartition]) -> dict[str, str]:
+        """The ids of these partitions' topics, by name; those without an answer now are left out.
+
+        The client that asks is not kept: claims begin rarely. Raises BrokerUnavailable.
+        """
+        admin = AdminClient({**self._connection, **SILENT})
+        names = {place.topic for place in places}
+        found: dict[str, str] = {}
+        try:
+            futures = admin.describe_topics(TopicCollection(list(names)), request_timeout=_CALL_S)
+            for name, future in futures.items():
+                found[name] = str(answer(future, _CALL_S).topic_id)
+        except KafkaException as error:
+            raise BrokerUnavailable(f"topics cannot be described: {error.args[0].str()}") from error
+        return found
 
     def at_times(self, times: Mapping[GroupPartition, int]) -> dict[GroupPartition, int]:
         """The offset of the first record from that time on, in milliseconds since the epoch; as in `ends` if there is

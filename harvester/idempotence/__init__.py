@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harvester.errors import CorruptSeenIds, InboxError, InboxFenced
+    from harvester.errors import CorruptSeenIds, InboxError, InboxFenced, InboxUnavailable
     from harvester.idempotence.inbox import AsyncInbox, Inbox, table_sql
     from harvester.idempotence.partition import Batch, Effect, Novelty, Position
     from harvester.idempotence.seen import SeenIds
@@ -25,6 +25,7 @@ _HOMES = {
     "Inbox": "harvester.idempotence.inbox",
     "InboxError": "harvester.errors",
     "InboxFenced": "harvester.errors",
+    "InboxUnavailable": "harvester.errors",
     "Origin": "harvester.origin",
     "Position": "harvester.idempotence.partition",
     "SeenIds": "harvester.idempotence.seen",
@@ -40,6 +41,7 @@ __all__ = [
     "Inbox",
     "InboxError",
     "InboxFenced",
+    "InboxUnavailable",
     "Novelty",
     "Origin",
     "Position",

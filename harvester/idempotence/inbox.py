@@ -8,8 +8,12 @@
 
 Each transaction first locks the rows of its partitions and compares generation and version with the local copy
 (protocol P26). A newer generation means another owner: InboxFenced. A newer version means that the local copy is old:
-the transaction is rolled back, and the next one reads the row once it is locked. PostgreSQL's errors are raised as
-psycopg raises them; after any error, including a commit with unknown outcome, the row is read before it is trusted.
+the transaction is rolled back, and the next one reads the row once it is locked. After any error, including a commit
+with unknown outcome, the row is read before it is trusted.
+
+PostgreSQL's errors are raised as psycopg raises them, with one exception: when the session is lost, or none can be had,
+the record is not to blame. A pool has another session soon (InboxUnavailable); a single connection never works again
+(InboxError). Both are psycopg.OperationalError, too.
 
 `AsyncInbox` does the same with `psycopg.AsyncConnection`; the common part is in `partition`.
 """
@@ -34,7 +38,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from harvester.claim_check import ClaimChecks, StoreSettings
-from harvester.errors import InboxError, InboxFenced
+from harvester.errors import InboxError, InboxFenced, InboxUnavailable
 from harvester.idempotence.partition import Batch, Effect, InboxTransaction, Message, OpenPartitions, Position
 from harvester.idempotence.seen import SeenIds
 from harvester.origin import HEADER
@@ -49,6 +53,7 @@ class InboxStatements:
     def __init__(self, table: str) -> None:
         plain = sql.Identifier(*table.split("."))
         name = sql.Identifier(*table.replace("%", "%%").split("."))  # with parameters, a per cent sign is special
+        self.exists = sql.SQL("SELECT pg_catalog.to_regclass({}) IS NOT NULL").format(plain.as_string(None))
         self.lock_creation = sql.SQL("SELECT pg_catalog.pg_advisory_xact_lock({})").format(sql.Literal(ADVISORY_LOCK))
         # Rows change constantly and no index covers the changing columns: free space on the page keeps updates within
         # it.
@@ -155,10 +160,12 @@ class Inbox(InboxBase[Connection | Pool]):
     """
 
     def create_table(self) -> None:
-        """Create the table if it is missing; safe to run concurrently."""
+        """Create the table if it is missing; safe to run concurrently. Only that needs the privilege to create it."""
         with self._connection() as connection, connection.transaction():
-            connection.execute(self._sql.lock_creation)
-            connection.execute(self._sql.create)
+            row = _cursor(connection).execute(self._sql.exists).fetchone()
+            if row is None or not row[0]:
+                connection.execute(self._sql.lock_creation)
+                connection.execute(self._sql.create)
 
     def open(self, topic: str, partition: int, generation: int | None = None) -> Position:
         """Own a partition from now on; returns where to read on.
@@ -186,7 +193,8 @@ class Inbox(InboxBase[Connection | Pool]):
         """Records of any open partitions in one transaction, committed at the end of the block.
 
         If the block raises, the exception is propagated and nothing is done; consume the same records again then.
-        Raises InboxFenced; InboxError for invalid messages.
+        Raises InboxFenced; InboxUnavailable if a pool has no connection, or its connection was lost; InboxError for
+        invalid messages, and if the only connection was lost.
         """
         transaction = InboxTransaction(self._group, messages)
         written = committed = False
@@ -217,10 +225,15 @@ class Inbox(InboxBase[Connection | Pool]):
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        source = self._source
-        with nullcontext(source) if isinstance(source, psycopg.Connection) else source.connection() as connection:
-            refuse_busy(connection)
-            yield connection
+        source, connection = self._source, None
+        try:
+            with nullcontext(source) if isinstance(source, psycopg.Connection) else source.connection() as connection:
+                refuse_busy(connection)
+                yield connection
+        except psycopg.Error as error:
+            if (loss := loss_of(connection, source, error)) is None:
+                raise
+            raise loss from error
 
     @contextmanager
     def _locked(self, connection: Connection, transaction: InboxTransaction) -> Iterator[None]:
@@ -247,8 +260,10 @@ class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
     async def create_table(self) -> None:
         """Like `Inbox.create_table`."""
         async with self._connection() as connection, connection.transaction():
-            await connection.execute(self._sql.lock_creation)
-            await connection.execute(self._sql.create)
+            row = await (await _async_cursor(connection).execute(self._sql.exists)).fetchone()
+            if row is None or not row[0]:
+                await connection.execute(self._sql.lock_creation)
+                await connection.execute(self._sql.create)
 
     async def open(self, topic: str, partition: int, generation: int | None = None) -> Position:
         """Like `Inbox.open`."""
@@ -299,11 +314,16 @@ class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection]:
-        source = self._source
+        source, connection = self._source, None
         given = nullcontext(source) if isinstance(source, psycopg.AsyncConnection) else source.connection()
-        async with given as connection:
-            refuse_busy(connection)
-            yield connection
+        try:
+            async with given as connection:
+                refuse_busy(connection)
+                yield connection
+        except psycopg.Error as error:
+            if (loss := loss_of(connection, source, error)) is None:
+                raise
+            raise loss from error
 
     @asynccontextmanager
     async def _locked(self, connection: AsyncConnection, transaction: InboxTransaction) -> AsyncIterator[None]:
@@ -336,6 +356,24 @@ def refuse_busy(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[An
             "the connection is already in a transaction",
             hint="give the inbox a connection of its own (autocommit=True is simplest), or end that one first",
         )
+
+
+class _Lost(InboxError, psycopg.OperationalError):
+    """The inbox's only connection was lost."""
+
+
+class _Unavailable(InboxUnavailable, psycopg.OperationalError):
+    """The pool has no connection now, or the one it lent was lost."""
+
+
+def loss_of(connection: object, source: object, error: psycopg.Error) -> psycopg.Error | None:
+    """The error to raise if the connection that `source` lent is lost, or it lent none; otherwise None."""
+    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection) and not connection.closed:
+        return None
+    reason = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[0]
+    if connection is source:
+        return _Lost(f"the inbox's connection is lost: {reason}", hint="give the inbox a pool: it opens another one")
+    return _Unavailable(f"the inbox has no connection: {reason}", hint="try again; check that PostgreSQL runs")
 
 
 def outpaced() -> InboxError:

@@ -461,6 +461,8 @@ class Supervisor(threading.Thread):
                     f"shards died {self._budget.budget + 1} times within {self._budget.window_s:g} s",
                     hint="the log states why each died; limits.restart_budget limits the number of restarts",
                 )
+        if slot.retired:  # its death was what the change waited for
+            return
         slot.restarts += 1
         slot.start_at = now + (0.0 if asked else self._budget.pause_s())
 

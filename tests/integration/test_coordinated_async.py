@@ -240,6 +240,33 @@ def test_a_poison_record_goes_to_the_dead_letter_topic(settings: ConsumerSetting
     assert again.values == ["0-0"]  # everything else was committed
 
 
+@pytest.mark.parametrize("workers", [1, 8])
+def test_a_handler_that_awaits_what_others_have_cancelled_has_failed(settings: ConsumerSettings, workers: int) -> None:
+    """Nobody has cancelled the consumer: it goes on."""
+    fill_keys(settings, KEYS, EACH)
+    tries: list[str] = []
+
+    def fails(value: str) -> bool:
+        tries.append(value)
+        return False
+
+    taken = Taken(ALL, fails)
+
+    async def handle(record: Any) -> None:
+        if record.value() == b"3-4" and "3-4" not in tries:
+            tries.append("3-4")
+            call = asyncio.create_task(asyncio.sleep(60))
+            call.cancel()
+            await call
+        await taken(record)
+
+    changed = replace(settings, workers=workers, on_error="retry", **QUICK)
+    taken.consumer = AsyncCoordinatedConsumer(changed)
+    run(taken.consumer.run(handle))
+    assert [taken.of_key(key) for key in range(KEYS)] == [values(key) for key in range(KEYS)]
+    assert tries.count("3-4") == 2
+
+
 def test_a_poison_record_costs_the_others_of_its_batch_nothing(settings: ConsumerSettings) -> None:
     fill_keys(settings, KEYS, EACH)
     taken = Taken(ALL - 1, lambda value: value == "3-4")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from harvester.coordination.dead_letters import DeadLetterTopic
+from harvester.coordination.dead_letters import DeadLetterTopic, DeadLetterWriter
 from harvester.coordination.events import GivenUp, Released
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError
@@ -255,6 +255,28 @@ def test_a_record_that_fails_when_its_claim_has_ended_is_left_to_the_next_one(
     runner = start(handle, **policy)
     eventually(lambda: "0-99" in handled.values, what="the last record")
     assert handled.values == [f"0-{number}" for number in (*range(10), *range(95, 100))]
+    assert runner.told(GivenUp) == []
+
+
+def test_a_claim_that_ends_while_the_letter_is_written_gives_nothing_up(
+    settings: ConsumerSettings, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next holder tries the record again; whoever took note of it here would do so for another's partition."""
+    fill_keys(settings, 1, 100, partition=2)
+    topic, handled = settings.topics[0], Handled(lambda value: value == "0-9")
+    send = DeadLetterWriter.send
+
+    def send_late(writer: DeadLetterWriter, letter: Any) -> None:
+        consumer = runner.consumer
+        before = consumer.claims()[topic, 2]
+        consumer.seek(topic, 2, 95)
+        eventually(lambda: consumer.claims().get((topic, 2), before) != before, what="the next claim")
+        send(writer, letter)
+
+    monkeypatch.setattr(DeadLetterWriter, "send", send_late)
+    runner = start(handled, on_error="dead-letter", attempts=1)
+    eventually(lambda: "0-99" in handled.values, what="the last record")
+    assert handled.values == [f"0-{number}" for number in (*range(9), *range(95, 100))]
     assert runner.told(GivenUp) == []
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.events import Claimed, Event, EventHandler, Lost, Released
+from harvester.coordination.dead_letters import DeadLetterTopic
+from harvester.coordination.events import Claimed, Event, EventHandler, GivenUp, Lost, Released
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import InboxError, InboxFenced
 from harvester.idempotence import Inbox
 from tests.support.coordinated import fill, settings
+from tests.support.handled import fill_keys
 from tests.support.wait import eventually
 
 __all__ = ["settings"]
@@ -110,3 +116,92 @@ def test_the_generation_of_a_claim_fences_whoever_held_it_before(
             pass
         first.close(release=False)
     assert sorted(seen) == list(range(40))
+
+
+class Pool:
+    """Of one session at a time."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn, self._session = dsn, psycopg.connect(dsn, autocommit=True)
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        if self._session.closed:
+            self._session = psycopg.connect(self._dsn, autocommit=True)
+        yield self._session
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def test_an_outage_of_the_database_gives_up_no_record(settings: ConsumerSettings, empty_database: str) -> None:
+    """Neither while records are handled, nor while the application takes note of one that is given up."""
+    name = conninfo_to_dict(empty_database)["dbname"]
+
+    def let_in(allowed: bool) -> None:
+        with psycopg.connect(empty_database, dbname="postgres", autocommit=True) as db:
+            db.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {allowed}")
+            db.execute("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", (name,))
+
+    fill_keys(settings, 1, 10, partition=0)
+    settings = replace(settings, on_error="dead-letter", attempts=2, order="partition", backoff_s=0.01)
+    pool = Pool(empty_database)
+    inbox = Inbox(pool, settings.group)
+    inbox.create_table()
+    keep, tries, notes = following(inbox), Counter[int](), list[int]()
+
+    def told(event: Event) -> None:
+        keep(event)
+        if isinstance(event, GivenUp):
+            if not notes:
+                let_in(False)
+            notes.append(event.record.offset())
+            if len(notes) == 4:
+                let_in(True)
+            with inbox.record(event.record):
+                pass
+
+    def handle(record: Any) -> None:
+        offset = record.offset()
+        tries[offset] += 1
+        if offset == 3 and tries[offset] == 1:
+            let_in(False)
+        if offset == 3 and tries[offset] == 5:
+            let_in(True)
+        with inbox.record(record) as effect:
+            assert effect.is_new
+            if offset == 6:
+                raise ValueError("a record that cannot be taken")
+        if offset == 9:
+            consumer.stop()
+
+    consumer = CoordinatedConsumer(settings, on_event=told)
+    try:
+        consumer.run(handle)
+    finally:
+        let_in(True)
+        pool.close()
+    assert tries == {0: 1, 1: 1, 2: 1, 3: 5, 4: 1, 5: 1, 6: 2, 7: 1, 8: 1, 9: 1}
+    assert notes == [6] * 4
+    (letter,) = DeadLetterTopic(settings.dead_letters, settings.kafka).read()
+    assert letter.offset == 6
+
+
+def test_without_a_pool_an_outage_ends_the_consumer(settings: ConsumerSettings, empty_database: str) -> None:
+    fill_keys(settings, 1, 10, partition=0)
+    with psycopg.connect(empty_database, autocommit=True) as db:
+        inbox = Inbox(db, settings.group)
+        inbox.create_table()
+
+        def handle(record: Any) -> None:
+            if record.offset() == 3:
+                with psycopg.connect(empty_database, autocommit=True) as other:
+                    other.execute("SELECT pg_terminate_backend(%s, 10000)", (db.info.backend_pid,))
+            with inbox.record(record):
+                pass
+
+        changed = replace(settings, on_error="dead-letter", attempts=2, order="partition", backoff_s=0.01)
+        consumer = CoordinatedConsumer(changed, on_event=following(inbox))
+        with pytest.raises(InboxError, match="the inbox's connection is lost"):
+            consumer.run(handle)
+        assert consumer.statistics().given_up == 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import psycopg
 import pytest
 
-from harvester.errors import InboxError
+from harvester.errors import InboxError, InboxUnavailable
 from harvester.idempotence import Inbox, Novelty, table_sql
 from tests.support.inbox import ONE, TWO, Forged, Make, stamped
 
@@ -246,6 +250,66 @@ def test_groups_and_tables_are_apart(make: Make, empty_database: str) -> None:
         assert elsewhere.open("orders", 0).offset is None
         with elsewhere.record(Forged(0, stamped(1))) as effect:
             assert effect.is_new
+
+
+def test_who_may_only_use_the_table_finds_it_made(empty_database: str) -> None:
+    with psycopg.connect(empty_database, autocommit=True) as db:
+        Inbox(db, "group", table="made").create_table()
+        role = f"user_{db.info.dbname}"
+        db.execute(f"CREATE ROLE {role}; GRANT SELECT, INSERT, UPDATE ON made TO {role}; SET ROLE {role}")
+        try:
+            inbox = Inbox(db, "group", table="made")
+            inbox.create_table()
+            assert inbox.open("orders", 0).offset is None
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                Inbox(db, "group", table="missing").create_table()
+        finally:
+            db.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+class Sessions:
+    """A pool of one session, which is replaced when it was lost."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn, self.session = dsn, psycopg.connect(dsn, autocommit=True)
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        if self.session.closed:
+            self.session = psycopg.connect(self._dsn, autocommit=True)
+        yield self.session
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_session_that_is_lost_is_no_fault_of_the_record(empty_database: str, when: str) -> None:
+    """A pool has another one; a connection of the application's does not, and no try of the record changes that."""
+    pool = Sessions(empty_database)
+
+    def end(session: psycopg.Connection[Any]) -> None:
+        with psycopg.connect(empty_database, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 10000)", (session.info.backend_pid,))
+
+    def take(inbox: Inbox, session: psycopg.Connection[Any]) -> None:
+        if when == "before":
+            end(session)
+        with inbox.record(Forged(0, stamped(1))) as effect:
+            if when == "within":
+                end(session)
+            effect.cursor.execute("SELECT")
+
+    pooled = Inbox(pool, "group")
+    pooled.create_table()
+    pooled.open("orders", 0)
+    with pytest.raises(InboxUnavailable, match="the inbox has no connection: terminating connection") as caught:
+        take(pooled, pool.session)
+    assert isinstance(caught.value, psycopg.OperationalError)
+    with pooled.record(Forged(0, stamped(1))) as effect:
+        assert effect.is_new
+    single = Inbox(pool.session, "group")
+    single.open("orders", 0)
+    with pytest.raises(InboxError, match="the inbox's connection is lost") as lost:
+        take(single, pool.session)
+    assert not isinstance(lost.value, InboxUnavailable)
 
 
 def test_the_printed_statement_makes_the_table(empty_database: str) -> None:

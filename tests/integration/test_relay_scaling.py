@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 from tests.support.harvesting import Scene, causal
@@ -45,6 +47,24 @@ def test_it_is_refused_while_anything_is_unsettled(scene: Scene, plan: Plan) -> 
         scene.add(*((key, "3") for key in KEYS))
         scene.wait_left()
     assert scene.published() == causal(KEYS, 3)
+
+
+def test_a_shard_that_dies_while_it_is_to_go_is_not_started_again(scene: Scene) -> None:
+    """Its death completes the change; a successor would be nobody's, and in the way once there are more shards."""
+    with scene.embedded() as running:
+        running.wait_leading()
+        victim = running.harvester.status().shards[1].pid
+        assert victim is not None
+        os.kill(victim, signal.SIGSTOP)  # busy, or swapping: it does not answer
+        change = threading.Thread(target=running.harvester.scale, args=(1, 30.0))
+        change.start()
+        eventually(lambda: running.harvester.state.value == "remarking", what="the change under way")
+        os.kill(victim, signal.SIGKILL)
+        change.join()
+        assert running.harvester.scale(2, 30.0)
+        scene.add(*((key, "1") for key in KEYS))
+        scene.wait_left()
+    assert scene.published() == causal(KEYS, 1)
 
 
 def test_one_change_at_a_time(scene: Scene, plan: Plan) -> None:

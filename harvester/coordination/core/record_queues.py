@@ -121,10 +121,10 @@ class RecordQueues(Generic[C]):
         lane.popleft()
         self._advance(queued.lane)
 
-    def retry(self, queued: PendingRecord[C], at: float) -> None:
-        """Try the record again at that time, and nothing of its lane before."""
+    def retry(self, queued: PendingRecord[C], at: float, *, counts: bool = True) -> None:
+        """Try the record again at that time, and nothing of its lane before; `counts`: as a failed try."""
         self.in_hand.remove(queued)
-        queued.attempts += 1
+        queued.attempts += counts
         if queued.dropped:
             self._lanes[queued.lane].popleft()
             self._advance(queued.lane)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,12 +30,14 @@ class Data:
     """Stands for the client that fetches: what it is assigned, in how many calls, and what it has fetched."""
 
     bounds = (0, 0)
+    topics: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
         self.assigned: dict[int, int] = {}
         self.is_stranded, self.is_closed = False, threading.Event()
         self.calls = 0
         self.records: list[Message] = []
+        self.callback_error: Exception | None = None  # raised once, with records in hand
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         self.calls += 1
@@ -53,7 +55,7 @@ class Data:
     def list_topics(self, _: str | None, *, timeout: float) -> Any:
         if self.is_stranded:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
-        return SimpleNamespace(topics={})
+        return SimpleNamespace(topics=self.topics)
 
     def close(self) -> None:
         self.is_closed.set()
@@ -63,6 +65,9 @@ class Data:
 
     def consume(self, most: int, _: float) -> list[Message]:
         found, self.records = self.records[:most], self.records[most:]
+        error, self.callback_error = self.callback_error, None
+        if error is not None:
+            raise error
         return found
 
 
@@ -74,6 +79,10 @@ class Coordinator:
         self.error: Exception | None = None
         self.may_answer = threading.Event()
         self.questions: list[set[GroupPartition]] = []
+        self.topic_id = "one"
+
+    def topic_ids(self, places: Collection[GroupPartition]) -> dict[str, str]:
+        return {place.topic: self.topic_id for place in places}
 
     def committed(self, places: Collection[GroupPartition]) -> dict[GroupPartition, int | None]:
         self.questions.append(set(places))
@@ -318,6 +327,16 @@ def test_records_are_put_where_they_belong_in_order(scene: Scene) -> None:
     assert fetched == [[10, 11, 12], [10, 11, 12], [10]]
 
 
+def test_what_a_callback_of_the_application_costs_is_fetched_again(scene: Scene) -> None:
+    """The client drops what it has taken out when its `stats_cb` raises."""
+    scene.hold(ONE, TWO)
+    scene.fetch(ONE, 3)
+    scene.data.callback_error = ValueError("statsd is away")
+    with pytest.raises(ValueError, match="statsd"):
+        scene.fetch(ONE, 4)
+    assert scene.data.assigned == {ONE.partition: 13, TWO.partition: 10}
+
+
 def test_where_a_claim_goes_on_at_the_end_is_where_its_successor_begins() -> None:
     """Else records that come until then are passed over by the successor, too, and nobody is told."""
     scene = Scene(out_of_range="latest")
@@ -412,6 +431,40 @@ def test_a_partition_that_ended_below_the_position_and_has_grown_since_is_an_err
     assert scene.follow()[-1] == OutOfRange("t", 0, 101, 0, 90, None)
     assert isinstance(scene.session.error, OffsetOutOfRange)
     scene.session._log.close(0)
+
+
+@pytest.mark.parametrize("another", [True, False])
+def test_a_topic_made_anew_that_has_grown_past_the_position_is_an_error(another: bool) -> None:
+    """Its end was never seen below the position: nothing but its id tells it from the former one."""
+    scene = Scene(out_of_range="latest")
+    scene.begin(ONE, last_offset=100)
+    scene.follow()
+
+    def knows_the_topic() -> bool:
+        scene.fetcher.look()
+        return scene.fetcher._begun_in == {ONE: "one"}
+
+    eventually(knows_the_topic, what="the topic's id")
+    scene.coordinator.topic_id = "another" if another else "one"
+    scene.data.bounds = (0, 140)
+    scene.fetcher._displaced[ONE] = _Displaced(clock_s())
+    told = [event for event in scene.follow() if isinstance(event, OutOfRange)]
+    assert told == ([OutOfRange("t", 0, 101, 0, 140, None)] if another else [])
+    assert isinstance(scene.session.error, OffsetOutOfRange) == another
+    scene.session._log.close(0)
+
+
+def test_a_missing_topic_is_told_of_once_and_not_at_the_first_look(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    for said in (0, 1, 1):
+        scene.fetcher.topics()
+        assert len(caplog.messages) == said
+    assert "there is no topic 't'" in caplog.messages[0]
+    scene.data.topics = {"t": SimpleNamespace(error=None, partitions={0: None})}
+    for _ in range(2):
+        scene.fetcher.topics()
+    assert caplog.messages[1:] == ["topic 't' is there now"]
 
 
 def test_a_new_leader_that_learns_its_end_a_moment_later_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
