@@ -8,8 +8,9 @@ share one, and a store can keep each topic's objects for a separate time. Three 
     harvester.claim-check.sha256   its SHA-256, in hexadecimal digits
 
 The body repeats the location in plain text: a consumer that expects JSON or Avro and does not support claim checks
-fails on it, instead of taking it for a value without fields. A consumer takes the object's name from the header, but
-the store from its own settings: no record can redirect it.
+fails on it, instead of taking it for a value without fields. It also tells a reference from a record to which an
+application copied the headers of another. A consumer takes the object's name from the header, but the store from its
+own settings: no record can redirect it.
 """
 
 from __future__ import annotations
@@ -105,12 +106,19 @@ def replaced(record: KafkaRecord, reference: Reference, store_url: str) -> Kafka
     return record._replace(value=url, headers=headers)
 
 
-def read(headers: Any) -> Reference | None:
-    """The reference in a record's headers, where the last of a name counts; None if the value is the record's own.
+def location(value: bytes | str | None, headers: Any) -> bytes | None:
+    """Where a record's value is stored; None if its headers do not name its body, so that the value is its own."""
+    url = find(headers, HEADER)
+    body = value.encode("utf-8", "replace") if isinstance(value, str) else value
+    return url if url == body else None
+
+
+def read(value: bytes | str | None, headers: Any) -> Reference | None:
+    """The reference in a record, where the last header of a name counts; None if the value is the record's own.
 
     Raises StoredValueChanged for headers that do not name an object.
     """
-    url = find(headers, HEADER)
+    url = location(value, headers)
     if url is None:
         return None
     found = _NAME.search(url.decode("utf-8", "replace"))

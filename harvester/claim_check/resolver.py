@@ -9,7 +9,6 @@ from harvester.claim_check import reference
 from harvester.claim_check.reference import StoreSettings
 from harvester.claim_check.stores import open_store
 from harvester.errors import ClaimCheckError, StoredValueChanged, StoredValueMissing
-from harvester.origin import find
 
 _HEADERS = (reference.HEADER, reference.BYTES_HEADER, reference.DIGEST_HEADER)
 
@@ -30,8 +29,11 @@ class ClaimChecks:
         self._store = open_store(store)
 
     def value(self, value: bytes | None, headers: Any) -> bytes | None:
-        """The value of a record with this value and these headers (or None): from the store, or its own."""
-        found = reference.read(headers)
+        """The value of a record with this value and these headers (or None): from the store, or its own.
+
+        It is in the store only if the record's own value is the URL that its headers name.
+        """
+        found = reference.read(value, headers)
         if found is None:
             return value
         stored = self._store.get(found.name)
@@ -42,7 +44,7 @@ class ClaimChecks:
 
     def applies_to(self, record: Any) -> bool:
         """Whether a record's value is in a store."""
-        return find(record.headers(), reference.HEADER) is not None
+        return reference.location(record.value(), record.headers()) is not None
 
     def resolving(self, handler: Callable[[Any], object]) -> Callable[[Any], object]:
         """The handler, given records, or lists of them, as returned by `resolve`."""
@@ -55,7 +57,9 @@ class ClaimChecks:
 
     def resolve(self, record: Any) -> Any:
         """The record itself, or one with its value from the store; anything with `value()` and `headers()`."""
-        return ResolvedRecord(record, self.value(None, record.headers())) if self.applies_to(record) else record
+        if not self.applies_to(record):
+            return record
+        return ResolvedRecord(record, self.value(record.value(), record.headers()))
 
     def resolve_or_mark(self, record: Any) -> Any:
         """Like `resolve`; if waiting would not bring the value, returns a record whose `value()` raises the error."""

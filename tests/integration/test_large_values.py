@@ -76,7 +76,7 @@ def test_large_values_are_put_away_and_keys_keep_their_order(
     for record in scene.log():
         origin = decode(find(record.headers))
         assert origin is not None
-        reference = read(record.headers)
+        reference = read(record.value, record.headers)
         if reference is not None:
             assert reference.name.startswith(f"{scene.topic}/{origin.id}-")
             assert len(record.value or b"") < 1000
@@ -137,7 +137,7 @@ def test_what_is_not_above_the_setting_stays_in_its_record(scene: Scene, directo
         scene.wait_left()
     first, second = scene.log()
     assert (first.value or b"").decode() == at_most
-    assert read(second.headers) is not None
+    assert read(second.value, second.headers) is not None
     assert values(scene, directory) == {"a": [at_most, more]}
 
 

@@ -127,7 +127,8 @@ def test_each_planted_defect_is_found_in_what_is_new(
     with pytest.raises(InputMissing, match="has no cut yet"):
         book.prove()
 
-    # Clean: a tombstone, a record without key, headers, a value that is elsewhere, and a trace that was continued.
+    # Clean: a tombstone, a record without key, headers, a value that is elsewhere, a trace that was continued, and the
+    # headers of another record, copied by the application.
     clean = book.own(1, 20)
     clean[3] = replace(clean[3], value=None)
     clean[4] = replace(clean[4], key=None)
@@ -135,12 +136,14 @@ def test_each_planted_defect_is_found_in_what_is_new(
     refers = ((reference.HEADER, url), (reference.BYTES_HEADER, b"2000"), (reference.DIGEST_HEADER, digest))
     span = ("traceparent", b"00-1-2-01")
     book.more = {5000: trace, 6000: (*trace, *refers), 7000: (*trace, span), 8000: trace, 9000: (*trace, *refers)}
+    book.more[10_000] = refers
     book.behind = {8000: (span,), 9000: (span, ("tracestate", b"a=b"))}  # as earlier versions put them
     book.read(replace(one, value=url) if one.id in (6000, 9000) else one for one in clean)
     for one in clean:
         stored = replace(one, value=large) if one.id in (6000, 9000) else one
         began = {"TraceParent": "00-1-1-01"} if one.id in (7000, 8000, 9000) else {}
-        book.archive([stored], {**began, "trace": "é", "empty": ""} if one.id in book.more else None)
+        own = {**began, "trace": "é", "empty": ""} if one.id != 10_000 else {k: v.decode() for k, v in refers}
+        book.archive([stored], own if one.id in book.more else None)
     report, [first] = book.prove()
     assert (report.found, first.verdict, first.unequal) == ((), AuditVerdict.EQUAL, 0)
     assert (first.from_id, first.to_id, first.records, first.with_contents) == (1000, 20_000, 19, 19)

@@ -126,7 +126,12 @@ def test_an_archive_without_an_index_by_key_is_searched_for_as_long_as_that_take
 
 
 def test_an_erased_key_is_in_no_file_any_more(spark: SparkSession, tmp_path: Path, command: Command) -> None:
-    theirs = [Sent(number, KEY, value_of(NAME)) for number in (0, 3, 4)]
+    copied = (CLAIM_CHECK, URL.replace("10-", "2-").encode())  # from a record of another key, whose object stays
+    theirs = [
+        Sent(0, KEY, value_of(NAME)),
+        Sent(3, KEY, value_of(NAME), more=(copied,)),
+        Sent(4, KEY, URL.encode(), more=((CLAIM_CHECK, URL.encode()),)),
+    ]
     ours = [Sent(number, b"customer-8", value_of("Bob")) for number in (1, 2, 5)]
     strange = Sent(0, KEY, value_of(NAME), headers=())
     root = tmp_path / "lake"
@@ -147,6 +152,7 @@ def test_an_erased_key_is_in_no_file_any_more(spark: SparkSession, tmp_path: Pat
     assert certificate["key_sha256"] == hashlib.sha256(KEY).hexdigest()
     erased = {name: one["rows"] for name, one in certificate["tables"].items() if one["rows"]}
     assert erased == {"silver": 3, "repeats": 1, "rejects": 1}
+    assert certificate["objects"] == [URL]
     assert all(certificate["tables"][name]["files_removed"] for name in erased)
     assert told_of(root, NAME, KEY.decode(), "Bob") == {"Bob"}
     store = open_store(spark, str(root))

@@ -182,7 +182,7 @@ def in_silver(silver: DataFrame, ids: IdRange, header: str) -> DataFrame:
     left = f"size(sent) < size(headers) AND try_element_at(sent, -1).key <=> {text(header)}"
     sent = f"CASE WHEN {left} THEN slice(sent, 1, size(sent) - 1) ELSE sent END"
     claim = (
-        f"(try_element_at(sent, -3).key <=> {text(reference.HEADER)}"
+        f"(try_element_at(sent, -3).key <=> {text(reference.HEADER)} AND try_element_at(sent, -3).value <=> value"
         f" AND try_element_at(sent, -1).key <=> {text(reference.DIGEST_HEADER)})"
     )
     own = f"CASE WHEN {claim} THEN slice(sent, 1, size(sent) - 3) ELSE sent END"

@@ -154,10 +154,13 @@ def erase(
 
 
 def _objects(store: TableStore, chosen: str) -> tuple[str, ...]:
-    """The URLs of the objects to which the chosen records refer (docs/large-values.md)."""
+    """The URLs of the objects to which the chosen records refer (docs/large-values.md).
+
+    A record with a value of its own may have the headers of another record, whose object must stay.
+    """
     named = f"try_element_at(filter(headers, one -> one.key = {schemas.text(HEADER)}), -1).value"
     url = F.expr(f"try_validate_utf8(CAST({named} AS STRING)) AS url")
-    parts = [store.table(name).where(chosen).select(url) for name in _KEYED]
+    parts = [store.table(name).where(chosen).where(f"value = {named}").select(url) for name in _KEYED]
     rows = reduce(DataFrame.unionByName, parts).where("url IS NOT NULL").distinct()
     return tuple(sorted(row["url"] for row in rows.collect()))
 

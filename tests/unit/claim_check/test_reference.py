@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,14 +54,25 @@ def test_the_same_row_gives_the_same_object_and_another_row_another() -> None:
 def test_what_is_written_is_read(record_id: int, value: bytes, topic: str) -> None:
     record = KafkaRecord(record_id, None, topic, value, [], -1, 0)
     reference = refer(record)
-    found = read(replaced(record, reference, "file:///srv/values").headers)
+    published = replaced(record, reference, "file:///srv/values")
+    found = read(published.value, published.headers)
     assert found == reference
     assert found.check(value) == value
 
 
 def test_a_record_without_the_header_has_its_own_value() -> None:
-    assert read(None) is None
-    assert read([("source", b"shop"), (BYTES_HEADER, b"1")]) is None
+    assert read(None, None) is None
+    assert read(b"own", [("source", b"shop"), (BYTES_HEADER, b"1")]) is None
+
+
+def test_headers_copied_from_another_record_are_no_reference() -> None:
+    published = replaced(RECORD, refer(RECORD), "s3://bucket/prefix")
+    value = published.value or b""
+    for own in (None, b"", b"own", value + b"/", value[:-1], value.decode()[1:]):
+        assert read(own, published.headers) is None
+    as_in_spark: Any = bytearray(value)
+    for same in (value, as_in_spark, value.decode()):
+        assert read(same, published.headers) == refer(RECORD)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +95,8 @@ def test_headers_that_name_no_object_are_an_error(url: str, length: str, digest:
         (DIGEST_HEADER, digest.encode()),
     ]
     with pytest.raises(StoredValueChanged, match="do not name an object"):
-        read(headers)
+        read(headers[0][1], headers)
+    assert read(b"own", headers) is None
 
 
 @pytest.mark.parametrize(("value", "reason"), [(VALUE[1:], "has 999 bytes instead of 1,000"), (b"y" * 1000, "SHA-256")])

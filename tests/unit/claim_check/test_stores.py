@@ -105,6 +105,16 @@ def test_a_record_with_its_own_value_is_given_back_as_it_is(settings: StoreSetti
     assert ClaimChecks(settings).value(None, []) is None
 
 
+@pytest.mark.parametrize("own", [b"own", b"", None])
+def test_a_record_with_the_headers_of_another_has_its_own_value(settings: StoreSettings, own: bytes | None) -> None:
+    open_store(settings).put(NAME, VALUE)
+    checks, forwarded = ClaimChecks(settings), consumed(settings)
+    forwarded.value = lambda: own
+    assert not checks.applies_to(forwarded)
+    assert checks.resolve(forwarded) is checks.resolve_or_mark(forwarded) is forwarded
+    assert checks.value(own, forwarded.headers()) == own
+
+
 def test_the_store_is_the_consumers_own_wherever_a_record_points(settings: StoreSettings, tmp_path: Path) -> None:
     """The same file system may be mounted elsewhere; and no record may send a consumer to another place."""
     open_store(settings).put(NAME, VALUE)
