@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from inspect import iscoroutinefunction
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from harvester.errors import DeserializationFailed, SerializationFailed
 
@@ -69,13 +70,17 @@ class Values(Generic[T]):
             raise DeserializationFailed(f"{where}: {error.message}", hint=error.hint) from error
 
     def handler(self, function: Callable[[T | None, Any], R]) -> Callable[[Any], R]:
-        """A handler for `run` that passes value and record to a function or coroutine function."""
+        """A handler for `run` that passes value and record to a function or coroutine function; it is of the same kind,
+        so `traced` takes either.
+        """
 
-        @wraps(function)
-        def handle(record: Any) -> R:
+        async def awaited(record: Any) -> Any:
+            return await cast("Any", function(self.of(record), record))
+
+        def called(record: Any) -> R:
             return function(self.of(record), record)
 
-        return handle
+        return cast("Callable[[Any], R]", wraps(function)(awaited if iscoroutinefunction(function) else called))
 
 
 class Bytes:

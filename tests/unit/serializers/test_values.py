@@ -7,6 +7,7 @@ import dataclasses
 import json
 import uuid
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any
 
 import pytest
@@ -131,7 +132,6 @@ def test_a_handler_is_given_value_and_record() -> None:
     async def handle(value: Any, given: Any) -> Any:
         return value, given
 
-    async def main() -> Any:
-        return await Values(Json()).handler(handle)(record)
-
-    assert asyncio.run(main()) == ([1], record)
+    handler: Any = Values(Json()).handler(handle)
+    assert iscoroutinefunction(handler)
+    assert asyncio.run(handler(record)) == ([1], record)

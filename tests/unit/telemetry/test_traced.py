@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
+from harvester.serializers import Json, Values
 from harvester.telemetry.tracing import traced
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -30,6 +31,9 @@ class Record:
 
     def offset(self) -> int:
         return self.at
+
+    def value(self) -> bytes:
+        return b"%d" % self.at
 
     def headers(self) -> Any:
         return self.given
@@ -79,6 +83,21 @@ def test_what_the_handler_raises_is_noted_and_comes_out(provider: TracerProvider
     assert span.status.status_code is StatusCode.ERROR
     assert [event.name for event in span.events] == ["exception"]
     assert span.end_time is not None
+
+
+def test_the_span_of_a_coroutine_that_is_given_values_is_current_until_it_ends(
+    provider: TracerProvider, spans: InMemorySpanExporter
+) -> None:
+    async def fail(value: int | None, record: Record) -> None:
+        assert (value, record.at) == (7, 7)
+        await asyncio.sleep(0)
+        assert format(get_current_span().get_span_context().trace_id, "032x") == TRACE
+        raise ValueError("poison")
+
+    with pytest.raises(ValueError, match="poison"):
+        asyncio.run(traced(Values(Json()).handler(fail), provider=provider)(Record()))
+    (span,) = spans.get_finished_spans()
+    assert span.status.status_code is StatusCode.ERROR
 
 
 def test_a_list_links_to_each_trace(provider: TracerProvider, spans: InMemorySpanExporter) -> None:
