@@ -292,8 +292,11 @@ class InboxTransaction:
         moved = [self._partitions[place] for place in self._moved()]
         if not moved:
             return None
+        most = self._group.max_intervals
         for partition in moved:
-            shed = partition.seen.shed(self._group.max_intervals)
+            if len(partition.seen) <= most:
+                continue
+            shed = partition.seen.shed(most - most // 10)  # one by one, each transaction would warn from now on
             if shed:
                 topic, number = partition.place
                 _log.warning("%s[%d]: %d intervals of seen ids forgotten, the lowest", topic, number, shed)

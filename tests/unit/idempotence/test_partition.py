@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -119,3 +120,22 @@ class Consuming(RuleBasedStateMachine):
 
 Consuming.TestCase.settings = settings(max_examples=some_of(150), stateful_step_count=30, deadline=None)
 TestConsuming = Consuming.TestCase
+
+
+def test_what_is_too_much_is_forgotten_a_tenth_at_a_time_so_that_warnings_are_rare(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    group = OpenPartitions("group", HEADER, 100, 60)
+    group.opened(PLACE, (1, 1, 0, SeenIds().to_bytes()))
+    kept = []
+    for offset in range(200):  # without a low water, and of every second id
+        transaction = InboxTransaction(group, [Forged(offset, stamped(2 * offset))])
+        assert transaction.take([(*PLACE, 1, offset + 1, None, None, "")])
+        transaction.judge()
+        assert transaction.write() is not None
+        transaction.end(committed=True)
+        kept.append(len(group.partition(PLACE).seen))
+    assert (max(kept), min(kept[100:])) == (100, 90)
+    assert [record.getMessage() for record in caplog.records] == [
+        "orders[0]: 11 intervals of seen ids forgotten, the lowest"
+    ] * 10
