@@ -26,6 +26,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from harvester.bounds import SILENT, answer, existing_topics, let_go, passes
 from harvester.clock import clock_s
 from harvester.coordination.errors import UnknownTopic
+from harvester.coordination.topic import failed, refuses
 from harvester.delivery.progress_topic import durable
 from harvester.errors import BrokerError, BrokerUnavailable
 from harvester.origin import HEADER as ORIGIN
@@ -133,6 +134,9 @@ _SILENCE_S = 30.0
 _DELIVERY_MS = 30_000
 _FETCHED = 1000
 _LARGEST_BYTES = 16 * 1024 * 1024  # with the added header, a record may exceed the limit of its own topic
+_NO_ANSWER = frozenset({
+    KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN, KafkaError._MSG_TIMED_OUT,
+})  # fmt: skip
 _REDRIVEN = 2_000  # per transaction; the topic is read before each one
 _WRITING = {
     "acks": "all", "enable.idempotence": True, "linger.ms": 0, "delivery.timeout.ms": _DELIVERY_MS,
@@ -153,7 +157,7 @@ def ensure_dead_letter_topic(name: str, options: Mapping[str, Any]) -> None:
         answer(admin.create_topics([NewTopic(name, 1, replicas, config=config)])[name], _TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer was faster
-            raise _failed(name, error.args[0]) from error
+            raise failed(name, options, error, kind="dead-letter topic") from error
 
 
 class DeadLetterWriter:
@@ -378,6 +382,9 @@ def _inferred(name: str) -> BrokerUnavailable:
 
 def _failed(name: str, problem: KafkaError) -> BrokerError:
     text = f"the dead-letter topic {name!r} cannot be used: {problem.str()}"
-    if passes(problem) and problem.code() != KafkaError.MSG_SIZE_TOO_LARGE:
-        return BrokerUnavailable(text, hint=BrokerUnavailable.NO_ANSWER)
+    if refuses(problem):
+        return BrokerError(text, hint="check its name and its settings (max.message.bytes, message.timestamp.type)")
+    if passes(problem):
+        is_silent = problem.code() in _NO_ANSWER
+        return BrokerUnavailable(text, hint=BrokerUnavailable.NO_ANSWER if is_silent else "try again")
     return BrokerError(text, hint="this user needs to describe, read and write it, and to create it if it is missing")

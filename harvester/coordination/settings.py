@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,7 @@ _LEAST_INTERVAL_S = 1.0  # a quarter of it must suffice for a heartbeat: threads
 _LEAST_ANSWER_S = 2.0
 LONGEST_ANSWER_MS = 300_000  # accepted by the client
 _ATTEMPTS = 5
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 OutOfRangePolicy = Literal["earliest", "latest", "error"]
 _RESETS: Mapping[str, OutOfRangePolicy] = {
     "earliest": "earliest", "smallest": "earliest", "beginning": "earliest", "error": "error",
@@ -161,6 +163,9 @@ class ConsumerSettings:
             problems.append(Problem("topics", "are empty"))
         if self.on_error == "dead-letter" and self.dead_letters in self.topics:
             problems.append(Problem("topics", f"include the dead-letter topic {self.dead_letters!r}"))
+        if self.on_error == "dead-letter" and not _TOPIC.fullmatch(self.dead_letters):
+            text = f"is {self.dead_letters!r}, which is not a Kafka topic name (unset, it is group + '.dead-letters')"
+            problems.append(Problem("dead_letter_topic", text, "1 to 249 of A-Z a-z 0-9 . _ -"))
         if self.coordination_topic in self.topics:
             problems.append(Problem("topics", f"include the coordination topic {self.coordination_topic!r}"))
         if problems:

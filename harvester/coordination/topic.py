@@ -95,7 +95,9 @@ def misfits(
     return problems
 
 
-def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> BrokerError:
+def failed(
+    name: str, options: Mapping[str, Any], error: KafkaException, *, kind: str = "coordination topic"
+) -> BrokerError:
     """This library's error for one of the client."""
     problem = error.args[0]
     if problem.code() in _AWAY:
@@ -103,11 +105,11 @@ def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> Brok
         return BrokerUnavailable(text, hint=BrokerUnavailable.NO_ANSWER)
     if problem.code() in _STARTING:
         return BrokerUnavailable(
-            f"the coordination topic {name!r} cannot be used now: {problem.str()}",
+            f"the {kind} {name!r} cannot be used now: {problem.str()}",
             hint="brokers answer like this while starting or stopping: try again, and check that all of them run",
         )
     return BrokerError(
-        f"the coordination topic {name!r} cannot be used: {problem.str()}",
+        f"the {kind} {name!r} cannot be used: {problem.str()}",
         hint="this user needs to describe, read and write it, and to create it if it is missing",
     )
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.coordination.dead_letters import HEADER, DeadLetter, decode
+from harvester.coordination import dead_letters
+from harvester.coordination.dead_letters import HEADER, DeadLetter, DeadLetterWriter, decode
+from harvester.errors import BrokerError, BrokerUnavailable
 from tests.support.inbox import stamped
 
 BYTES = st.none() | st.binary(max_size=20)
@@ -71,3 +75,34 @@ def test_headers_of_a_redriven_record_keep_the_origin_under_another_name() -> No
         ("harvester-origin", origin),
         ("none", None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "passes", "hint"),
+    [
+        ("_MSG_TIMED_OUT", True, BrokerUnavailable.NO_ANSWER),
+        ("_TRANSPORT", True, BrokerUnavailable.NO_ANSWER),
+        ("NOT_ENOUGH_REPLICAS", True, "try again"),
+        ("MSG_SIZE_TOO_LARGE", False, "max.message.bytes"),
+        ("TOPIC_EXCEPTION", False, "settings"),
+        ("TOPIC_AUTHORIZATION_FAILED", False, "write it"),
+    ],
+)
+def test_a_letter_that_is_refused_for_good_is_not_called_a_broker_that_is_away(
+    name: str, passes: bool, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first are retried; the others end the consumer."""
+
+    class Refusing:
+        def __init__(self, _options: Any) -> None: ...
+
+        def produce(self, _topic: str, *, on_delivery: Any, **_: Any) -> None:
+            on_delivery(KafkaError(getattr(KafkaError, name)), SimpleNamespace(offset=lambda: None))
+
+    monkeypatch.setattr(dead_letters, "Producer", Refusing)
+    letter = decode(b"v", [header()])
+    assert letter is not None
+    with pytest.raises(BrokerError) as caught:
+        DeadLetterWriter("g.dead-letters", {}).send(letter)
+    assert isinstance(caught.value, BrokerUnavailable) is passes
+    assert hint in str(caught.value.hint)

@@ -33,6 +33,21 @@ def test_what_is_refused(given: dict[str, Any], path: str) -> None:
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
+@pytest.mark.parametrize("given", [
+    {"group": "billing:eu"},
+    {"group": "billing service"},
+    {"group": "g" * 237},
+    {"dead_letter_topic": ".."},
+])  # fmt: skip
+def test_a_dead_letter_topic_that_kafka_would_refuse_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        settings(on_error="dead-letter", **given).check_subscription()
+    (problem,) = caught.value.problems
+    assert problem.path == "dead_letter_topic"
+    settings(**given).check_subscription()  # nothing is written there
+    settings(**given | {"on_error": "dead-letter", "dead_letter_topic": "billing.dead"}).check_subscription()
+
+
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         settings(batch_records=-1, max_claims=0)

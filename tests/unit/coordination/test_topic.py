@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from harvester.coordination import dead_letters, topic
 from harvester.coordination.topic import failed
-from harvester.errors import BrokerUnavailable, ExitCode
+from harvester.errors import BrokerError, BrokerUnavailable, ExitCode
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,20 @@ def test_a_controller_that_does_not_answer_is_worth_another_attempt(
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.05)
     with pytest.raises(BrokerUnavailable, match="no answer within"):
         ensure()
+
+
+@pytest.mark.parametrize("name", ["TOPIC_EXCEPTION", "INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION"])
+def test_a_dead_letter_topic_that_the_controller_refuses_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(SilentController):
+        def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[None]]:
+            refused: Future[None] = Future()
+            refused.set_exception(_exception(name))
+            return {topics[0].topic: refused}
+
+    monkeypatch.setattr(dead_letters, "AdminClient", Refusing)
+    with pytest.raises(BrokerError, match=r"the dead-letter topic 'g\.dead-letters' cannot be used") as caught:
+        dead_letters.ensure_dead_letter_topic("g.dead-letters", {})
+    assert not isinstance(caught.value, BrokerUnavailable)
 
 
 def _exception(name: str) -> KafkaException:
