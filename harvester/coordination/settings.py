@@ -109,6 +109,8 @@ class ConsumerSettings:
         ):
             if word not in words:
                 problems.append(Problem(name, f"is {word!r}", ", ".join(words)))
+        if "on_commit" in self.kafka:  # the client's producers would refuse it as an unknown property
+            problems.append(Problem("on_commit", "is not called: progress is committed in the coordination topic"))
         if self.on_error == "retry" and self.attempts is not None:
             problems.append(Problem("attempts", "has no meaning with on_error = 'retry', which retries forever"))
         if self.at_most_once and (self.on_error == "retry" or (self.attempts or 1) > 1):
@@ -138,7 +140,7 @@ class ConsumerSettings:
         """From the options of a plain `confluent_kafka.Consumer`; `given` are settings that it does not have.
 
         `group.id` is the group, and `auto.offset.reset` determines `out_of_range`. Offsets are never committed
-        automatically, whatever `enable.auto.commit` is. Raises ConfigurationError.
+        automatically, whatever `enable.auto.commit` is, and `on_commit` is refused. Raises ConfigurationError.
         """
         kafka = dict(options)
         given.setdefault("group", kafka.pop("group.id", ""))

@@ -108,6 +108,13 @@ def test_options_of_a_plain_client(reset: str, policy: str) -> None:
     assert made.kafka == {"bootstrap.servers": "k:9092"}
 
 
+def test_a_callback_that_would_never_be_called_is_refused() -> None:
+    options = {"group.id": "billing", "on_commit": lambda _error, _places: None}
+    with pytest.raises(ConfigurationError) as caught:
+        ConsumerSettings.from_kafka(options, ["orders"])
+    assert [problem.path for problem in caught.value.problems] == ["on_commit"]
+
+
 def test_a_group_that_would_begin_at_the_end_is_refused() -> None:
     options = {"group.id": "billing", "auto.offset.reset": "latest"}
     with pytest.raises(ConfigurationError, match="a new group begins with the first existing record"):
