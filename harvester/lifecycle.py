@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from harvester.announcer import Announcer
-from harvester.config import Config
+from harvester.config import Config, check_clients
 from harvester.errors import (
     BrokerError,
     BrokerUnavailable,
+    ConfigurationError,
     DatabaseUnavailable,
     ExitCode,
     HarvesterError,
@@ -94,13 +95,16 @@ class Life:
         return parts
 
     def start(self) -> None:
-        """Start in the background; returns at once."""
+        """Start in the background; returns at once. Raises ConfigurationError, also for options of Kafka's client."""
         with self._lock:
             if self.parts is not None:
                 raise HarvesterError("this harvester has already been started", hint="create a new Harvester")
             if self.stopping.is_set():
                 self.stopped.set()
                 return
+            problems = check_clients(self._config)
+            if problems:
+                raise ConfigurationError(problems)
             if self._config.tracing.enabled:
                 require_tracing()
             self._endpoints.prepare()

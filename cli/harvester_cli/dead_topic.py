@@ -138,7 +138,7 @@ def _topic(options: DeadLetterTopicOptions) -> DeadLetterTopic:
 
     assert options.dead_letter_topic is not None
     where = [] if options.bootstrap is None else [f"base_kafka_config.bootstrap.servers={options.bootstrap}"]
-    kafka = options.load_with_origin(*where).config.common_options()
+    kafka = options.load_for_kafka(*where).common_options()
     return DeadLetterTopic(options.dead_letter_topic, kafka)
 
 

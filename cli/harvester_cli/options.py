@@ -110,6 +110,12 @@ class ConfigOptions:
         """The configuration; raises ConfigurationError with all problems."""
         return self.load_with_origin().config
 
+    def load_for_kafka(self, *overrides: str) -> Config:
+        """The same for a command that connects to Kafka: what its client refuses is a problem, too."""
+        from harvester.config import check_clients
+
+        return self.load_with_origin(*overrides, check=check_clients).config
+
     def load_with_origin(self, *overrides: str, check: Callable[[Config], list[Problem]] | None = None) -> Loaded:
         """The configuration, and the origin of each part. Further overrides win over `--set`."""
         from harvester import config as configuration
@@ -158,7 +164,7 @@ class CoordinationOptions(LoggedOptions):
         if interval_s < 1:
             raise typer.BadParameter("is less than one second", param_hint="--heartbeat-interval")
         where = [] if self.bootstrap is None else [f"base_kafka_config.bootstrap.servers={self.bootstrap}"]
-        config = self.load_with_origin(*where).config
+        config = self.load_for_kafka(*where)
         configure(config.logging.level, name=config.name)
         return ConsumerSettings(
             kafka=config.common_options(),

@@ -218,7 +218,7 @@ def move(
     it; use --unreleased only if that is impossible: the first leader of the new group then waits for what the old one
     may still send, and if the old one was exactly-once, records may be published again.
     """
-    settings = options.load()
+    settings = options.load_for_kafka()
 
     from harvester.outbox.connection import database_errors
     from harvester.outbox.leader_session import TermSession

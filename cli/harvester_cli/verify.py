@@ -141,7 +141,7 @@ def verify(
 
     Exits with 0 only if no record is lost, out of order, unexpected or still waiting in the outbox.
     """
-    settings = options.load()
+    settings = options.load_for_kafka()
 
     from harvester.verify.check import verify as perform
 

@@ -93,8 +93,9 @@ def as_json(loaded: Loaded) -> dict[str, Any]:
 
 
 _NAMED = re.compile(r'(?:No such configuration property: |for configuration property )"(?P<option>[^"]+)"')
-# A client without address and login opens no connection (SASL may fetch a token over HTTP), and one without `oauth_cb`
-# does not wait for a token.
+_CREATING = re.compile(r"^Failed to create (?:producer|consumer): ")
+# A client without address opens no connection, but may fetch a token of OAUTHBEARER over HTTP; without `oauth_cb` it
+# does not wait for one.
 _PROTOCOLS = {"sasl_ssl": "ssl", "sasl_plaintext": "plaintext"}
 _LEFT_OUT = frozenset({"bootstrap.servers", "oauth_cb"})
 
@@ -102,11 +103,13 @@ _LEFT_OUT = frozenset({"bootstrap.servers", "oauth_cb"})
 def check_clients(config: Config) -> list[Problem]:
     """What librdkafka refuses in the options of producers and of the leader group's member. Opens no connection."""
     problems: list[Problem] = []
-    for options, producer in ((config.producer_options(), True), (config.consumer_options(), False)):
+    seen: set[tuple[str | None, str]] = set()
+    # Consumers first: what they have in common with producers is in base_kafka_config.
+    for options, producer in ((config.consumer_options(), False), (config.producer_options(), True)):
         for option, message in _refusals(options, producer=producer):
-            problem = Problem(_option_path(config, option), message)
-            if problem not in problems:
-                problems.append(problem)
+            if (option, message) not in seen:
+                seen.add((option, message))
+                problems.append(Problem(_option_path(config, option, producer=producer), message))
     return problems
 
 
@@ -114,7 +117,7 @@ def _refusals(options: Mapping[str, str], *, producer: bool) -> list[tuple[str |
     """(option or None, message) for each refusal: the client reports one at a time, so each is removed in turn."""
     rest = {name: value for name, value in options.items() if canonical(name) not in _LEFT_OUT}
     protocol = rest.get("security.protocol", "").lower()
-    if protocol in _PROTOCOLS:
+    if protocol in _PROTOCOLS and get(rest, "sasl.mechanisms") == "OAUTHBEARER":
         rest["security.protocol"] = _PROTOCOLS[protocol]
     found: list[tuple[str | None, str]] = []
     while (message := _refusal(rest, producer=producer)) is not None:
@@ -139,7 +142,7 @@ def _refusal(options: Mapping[str, str], *, producer: bool) -> str | None:
     try:
         client = (Producer if producer else Consumer)(dict(options), logger=silent)
     except KafkaException as error:
-        return str(error.args[0].str())
+        return _CREATING.sub("", error.args[0].str())
     except (TypeError, ValueError) as error:
         return str(error)
     if not producer:
@@ -147,9 +150,9 @@ def _refusal(options: Mapping[str, str], *, producer: bool) -> str | None:
     return None
 
 
-def _option_path(config: Config, option: str | None) -> str:
+def _option_path(config: Config, option: str | None, *, producer: bool) -> str:
     if option is None:
-        return "producer_kafka_config"
+        return "producer_kafka_config" if producer else "base_kafka_config"
     in_producer = get(config.producer_kafka_config, option) is not None
     return option_path("producer_kafka_config" if in_producer else "base_kafka_config", option)
 

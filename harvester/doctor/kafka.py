@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from harvester.bounds import SILENT, admin_client
 from harvester.config import Config
-from harvester.config.kafka_options import get
+from harvester.config.kafka_options import get, scrub
 from harvester.doctor.facts import Clock, GroupFacts, Kafka, PartitionFacts, TopicFacts
 from harvester.errors import BrokerError, BrokerUnavailable
 
@@ -34,9 +34,17 @@ _FAILURES = (KafkaException, FutureTimeoutError, TimeoutError)
 def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
     """What this user may see of the cluster, of those `topics` that exist, and of the leader group.
 
-    Raises BrokerUnavailable, with the reason for a refusal if the client knows one.
+    Raises BrokerUnavailable, with the reason for a refusal if the client knows one; BrokerError if the client itself
+    refuses the options.
     """
-    client, refusals = admin_client(config.common_options())
+    options = config.common_options()
+    try:
+        client, refusals = admin_client(options)
+    except KafkaException as error:
+        raise BrokerError(
+            f"the Kafka client refuses its options: {scrub(_text(error), options)}",
+            hint="correct them; `harvester config check` reports the same",
+        ) from error
     nothing: dict[str, Any] = {}
     unread: dict[str, str] = {}
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from harvester.config import Config
 from harvester.errors import ConfigurationError
-from tests.support.cli import COMMAND, cli_environment
+from tests.support.cli import COMMAND, cli_environment, run_cli
 
 FILE = """
 leader_group_id = "billing"
@@ -106,6 +106,19 @@ def test_check_lists_problems_of_every_kind_at_once(file: Path) -> None:
         "limits.shards", "zzz", "delivery", 'producer_kafka_config."lingr.ms"',
         'base_kafka_config."socket.timeout.ms"', 'producer_kafka_config."enable.idempotence"',
     ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["move", "verify", "claims", "consume --group g --topic t", "dead list --dead-letter-topic t"],
+)
+@pytest.mark.parametrize("option", ["security.protocol=SASL_SSL", "bogus=1"])
+def test_what_the_kafka_client_refuses_ends_every_command_that_needs_it(command: str, option: str) -> None:
+    done = run_cli(*command.split(), "--set", f"base_kafka_config.{option}", check=False)
+    assert done.returncode == 78
+    assert "1 configuration problem" in done.stderr
+    assert "base_kafka_config" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_rule_between_settings_hides_no_option(file: Path) -> None:

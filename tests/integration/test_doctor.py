@@ -99,6 +99,19 @@ def test_the_store_of_large_values_is_tried(servers: Servers, database: str, gro
     assert "cannot be used" in str(away)
 
 
+@pytest.mark.parametrize("option", ["security.protocol=SASL_SSL", "sasl.mechanism=PLAINN", "bogus=1"])
+def test_what_the_kafka_client_refuses_is_a_finding(servers: Servers, database: str, group: str, option: str) -> None:
+    name, _, value = option.partition("=")
+    kafka = {"bootstrap.servers": servers.bootstrap, "security.protocol": "SASL_SSL", name: value}
+    config = config_of(servers, database, group, base_kafka_config=kafka)
+    found = {each.check: each for each in examine(config, probe=True).findings}
+    for check in ("configuration", "kafka"):
+        assert found[check].level is CheckLevel.PROBLEM
+        assert "refuses" in found[check].found
+    assert found["topics"].level is CheckLevel.SKIPPED
+    assert found["database.version"].level is CheckLevel.OK
+
+
 @pytest.mark.parametrize(
     ("given", "library", "named"),
     [

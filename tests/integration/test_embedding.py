@@ -25,7 +25,7 @@ from harvester import (
     MeterRead,
     State,
 )
-from harvester.errors import SchemaError
+from harvester.errors import ConfigurationError, SchemaError
 from tests.support.cli import cli_environment
 from tests.support.client_threads import OF_CLIENTS
 from tests.support.harvesting import Embedded, Scene, causal, children
@@ -87,6 +87,16 @@ def test_it_is_started_once(scene: Scene) -> None:
     never.stop()
     never.stop()
     assert never.wait(0) is True
+
+
+def test_what_the_kafka_client_refuses_is_raised_by_start(scene: Scene) -> None:
+    given = scene.config(shards=1)
+    options = {**given.base_kafka_config, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}
+    harvester = Harvester(given.model_copy(update={"base_kafka_config": options}), group=FakeGroup())
+    with pytest.raises(ConfigurationError, match=r"sasl\.username and sasl\.password must be set"):
+        harvester.start()
+    harvester.stop()
+    assert harvester.wait(0) is True
 
 
 def test_it_runs_in_an_event_loop_which_goes_on_while_it_waits_and_stops(scene: Scene) -> None:

@@ -1,10 +1,12 @@
-"""What differs between two configurations, told without a secret."""
+"""What the Kafka client refuses, and what differs between two configurations, told without a secret."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from harvester.config import Config, Limits, Logging
+import pytest
+
+from harvester.config import Config, Limits, Logging, check_clients
 from harvester.config.describe import changes
 
 GIVEN = {"leader_group_id": "billing", "name": "billing-1"}
@@ -13,6 +15,34 @@ DSN = "host=db user=app password={} dbname=app"
 
 def config(**given: object) -> Config:
     return Config(**{**GIVEN, **given})  # type: ignore[arg-type]
+
+
+SCRAM = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.password": "p-secret"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (SCRAM, "sasl.username and sasl.password must be set"),
+        (SCRAM | {"sasl.mechanism": "PLAINN", "sasl.username": "relay"}, "Unsupported SASL mechanism: PLAINN"),
+        ({"security.protocol": "sasl_plaintext"}, "No provider for SASL mechanism GSSAPI"),  # the client's default
+        ({"security.protocol": "SSL", "ssl.ca.location": "/nowhere/ca.pem"}, "ssl.ca.location failed"),
+    ],
+)
+def test_a_login_that_the_client_refuses_is_told_once(options: dict[str, str], said: str) -> None:
+    (problem,) = check_clients(config(base_kafka_config=options))
+    assert problem.path == "base_kafka_config"
+    assert problem.message.startswith(said)
+    assert "secret" not in str(problem)
+
+
+def test_logins_that_the_client_accepts() -> None:
+    assert check_clients(config(base_kafka_config=SCRAM | {"sasl.username": "relay"})) == []
+    token = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+    by_http = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.token.endpoint.url": "http://127.0.0.1:1",
+               "sasl.oauthbearer.client.id": "c", "sasl.oauthbearer.client.secret": "s"}  # fmt: skip
+    assert check_clients(config(base_kafka_config=token)) == []
+    assert check_clients(config(base_kafka_config=token | by_http)) == []
 
 
 def test_nothing_differs() -> None:
