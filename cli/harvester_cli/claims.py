@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harvester_cli.dashboard.figures import counted, duration, one_line
-from harvester_cli.options import CoordinationOptions, JsonOption, grouped
+from harvester_cli.options import CoordinationOptions, JsonOption, group_name, grouped
 from harvester_cli.output import console, is_ascii, print_json
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ app = typer.Typer(
     invoke_without_command=True, help="Consumers that coordinate through Kafka: show who holds what, and change it."
 )
 
-GroupOption = Annotated[str, typer.Option("--group", help="The consumers' group.")]
+GroupOption = Annotated[str, typer.Option("--group", help="The consumers' group.", callback=group_name)]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _EVERY_S = 2.0
 _PER_SECOND = 2.0
@@ -142,7 +142,7 @@ _NARROW = 120
 def claims(
     context: typer.Context,
     options: CoordinationOptions,
-    group: Annotated[str | None, typer.Option("--group", help="Only this group.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only this group.", callback=group_name)] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep updating until stopped.")] = False,
     json_: JsonOption = False,
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harvester_cli.dashboard.figures import one_line
-from harvester_cli.options import CoordinationOptions, grouped
+from harvester_cli.options import CoordinationOptions, group_name, grouped
 
 if TYPE_CHECKING:
     import threading
@@ -32,7 +32,7 @@ OnError = Literal["retry", "dead-letter", "skip", "stop"]
 
 @grouped
 def consume(
-    group: Annotated[str, typer.Option(help="Consumers of one group share the partitions.")],
+    group: Annotated[str, typer.Option(help="Consumers of one group share the partitions.", callback=group_name)],
     topic: Annotated[list[str], typer.Option(help="May be given several times.")],
     options: CoordinationOptions,
     amo: Annotated[

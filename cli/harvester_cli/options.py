@@ -134,6 +134,17 @@ class LoggedOptions(ConfigOptions):
         return super().load_with_origin(*overrides, *level, check=check)
 
 
+def group_name(text: str | None) -> str | None:
+    """The callback of options that name a group. Raises ConfigurationError: an empty name aborts Kafka's client, and
+    with it the process.
+    """
+    from harvester.errors import ConfigurationError, Problem
+
+    if text == "":
+        raise ConfigurationError([Problem("group", "is empty")])
+    return text
+
+
 BootstrapOption = Annotated[
     str | None,
     typer.Option("--bootstrap", metavar="HOST:PORT", help="Kafka [default: base_kafka_config of the configuration]."),

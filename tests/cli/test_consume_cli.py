@@ -327,6 +327,16 @@ def test_positions_that_cannot_be_set(scene: Scene, args: list[str], said: str) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["claims", "claims release --client c", "claims set-position --topic t --offset latest --yes", "consume --topic t"],
+)
+def test_a_group_without_a_name_is_refused(command: str) -> None:
+    done = run_cli(*command.split(), "--bootstrap", "127.0.0.1:1", "--group", "", check=False)
+    assert done.returncode == ExitCode.CONFIGURATION
+    assert "group: is empty" in done.stderr
+
+
 def test_a_topic_that_does_not_exist_is_named(scene: Scene) -> None:
     wrong = f"{scene.topic}x"
     where = ["--group", scene.group, "--topic", scene.topic, "--topic", wrong]
