@@ -402,7 +402,10 @@ def discard(
     options: ChangeOptions,
     reason: Annotated[str, typer.Option("--reason", help="Why; included in the output.")],
 ) -> None:
-    """Permanently remove records from quarantine. Only the output, with the reason, remains: keep it."""
+    """Permanently remove records from quarantine. Only the output, with the reason, remains: keep it.
+
+    With --json it also has values and headers, from which a record can be restored.
+    """
     if not reason.strip():
         raise typer.BadParameter("is empty", param_hint="--reason")
     if options.dead_letter_topic is not None:
@@ -416,21 +419,29 @@ def discard(
 
     settings = options.load()
     with _quarantine(settings) as (connection, shape):
-        records = quarantine.list_dead(connection, settings.table, shape, choice, oldest_first=True)
-        _require(records, choice)
-        asked = len(records)
-        if records and not options.dry_run:
-            if not options.yes:
-                typer.confirm(f"Discard {counted(asked, 'record')} permanently?", abort=True)
-            records = quarantine.discard(connection, settings.table, shape, [record.identity for record in records])
-    if options.json_:
-        shown = [as_json(record) for record in records]
-        _print_json(settings, dry_run=options.dry_run, reason=reason, discarded=shown)
-        return
-    verb = "would be discarded" if options.dry_run else "discarded"
-    for record in records:
-        typer.echo(f"{line_of(record)}: {verb}, because {one_line(reason)}; {one_line(record.error)}")
-    typer.echo(f"{counted(len(records), 'record')} {verb}{_gone(asked - len(records))}")
+        found = quarantine.list_dead(
+            connection, settings.table, shape, choice, values=options.json_ and options.dry_run, oldest_first=True
+        )
+        _require(found, choice)
+
+        def report(records: list[DeadRecord]) -> None:
+            if options.json_:
+                shown = [as_json(record, value=True) for record in records]
+                _print_json(settings, dry_run=options.dry_run, reason=reason, discarded=shown)
+            else:
+                verb = "would be discarded" if options.dry_run else "discarded"
+                for record in records:
+                    typer.echo(f"{line_of(record)}: {verb}, because {one_line(reason)}; {one_line(record.error)}")
+                typer.echo(f"{counted(len(records), 'record')} {verb}{_gone(len(found) - len(records))}")
+
+        if options.dry_run or not found:
+            report(found)
+            return
+        if not options.yes:
+            typer.confirm(f"Discard {counted(len(found), 'record')} permanently?", abort=True)
+        identities = [record.identity for record in found]
+        # What cannot be printed is not discarded.
+        quarantine.discard(connection, settings.table, shape, identities, report, values=options.json_)
 
 
 @contextmanager

@@ -76,18 +76,18 @@ def redrive_letters(options: ChangeOptions) -> None:
 def discard_letters(options: ChangeOptions, reason: str) -> None:
     """Remove them permanently."""
     topic, letters = _chosen(options)
-    if not options.dry_run and letters:
-        if not options.yes:
-            typer.confirm(f"Discard {counted(len(letters), 'record')} permanently?", abort=True)
-        topic.discard(letters)
+    if letters and not options.dry_run and not options.yes:
+        typer.confirm(f"Discard {counted(len(letters), 'record')} permanently?", abort=True)
     done = "would be discarded" if options.dry_run else "discarded"
     if options.json_:
         shown = [as_json(letter, value=True) for letter in letters]
         print_json({**_which(topic), "dry_run": options.dry_run, "reason": reason, "discarded": shown})
-        return
-    for letter in letters:
-        typer.echo(f"{_line_of(letter)}: {done}, because {one_line(reason)}; {one_line(letter.error)}")
-    typer.echo(f"{counted(len(letters), 'record')} {done}")
+    else:
+        for letter in letters:
+            typer.echo(f"{_line_of(letter)}: {done}, because {one_line(reason)}; {one_line(letter.error)}")
+        typer.echo(f"{counted(len(letters), 'record')} {done}")
+    if letters and not options.dry_run:  # last: what cannot be printed is not discarded
+        topic.discard(letters)
 
 
 def as_json(letter: DeadLetter, *, value: bool = False) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A record is identified by (incarnation, id), since ids may start again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -120,14 +120,22 @@ def lock_dead(
 
 
 def discard(
-    connection: Connection, table: OutboxTable, shape: OutboxShape, identities: Sequence[Identity]
-) -> list[DeadRecord]:
-    """Delete the records permanently; returns those that still existed."""
+    connection: Connection,
+    table: OutboxTable,
+    shape: OutboxShape,
+    identities: Sequence[Identity],
+    keep: Callable[[list[DeadRecord]], None],
+    *,
+    values: bool = False,
+) -> None:
+    """Delete the records permanently. `keep` gets those that still existed before this is committed: if it raises,
+    nothing is deleted.
+    """
     incarnations, ids = split(identities)
-    query = f"DELETE FROM {table.quarantine} q WHERE {_NAMED} RETURNING {_columns(shape, values=False)}"
+    query = f"DELETE FROM {table.quarantine} q WHERE {_NAMED} RETURNING {_columns(shape, values=values)}"
     with database_errors(f"discard records of {table.quarantine}"), connection.transaction():
         records = _read(connection, query, incarnations, ids)
-    return sorted(records, key=lambda record: (record.quarantined_at, record.id))
+        keep(sorted(records, key=lambda record: (record.quarantined_at, record.id)))
 
 
 def _read(connection: Connection, query: str, *parameters: object) -> list[DeadRecord]:

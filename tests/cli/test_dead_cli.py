@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from harvester.errors import ExitCode
-from tests.support.cli import run_cli
+from tests.support.cli import COMMAND, cli_environment, run_cli
 from tests.support.dead import ODD_NAME, Outbox
 
 pytestmark = pytest.mark.servers
@@ -139,11 +139,21 @@ def test_what_is_discarded_leaves_its_reason(dead: Dead) -> None:
     dry = dead.json("discard", "--error", "invalid", "--reason", "test data", "--dry-run")
     assert [entry["id"] for entry in dry["discarded"]] == dead.ids[1:]
     assert dead.left == dead.ids
+    shown = dead.json("show", str(dead.ids[0]))["record"]
     done = dead.json("discard", "--key", "a", "--reason", "test data", "--yes")
-    assert (done["reason"], [entry["id"] for entry in done["discarded"]]) == ("test data", dead.ids[:1])
+    assert (done["reason"], done["discarded"]) == ("test data", [shown])  # with its value and headers
     said = dead.run("discard", "--id", str(dead.ids[1]), "--reason", "no longer wanted", stdin="y\n").stdout
     assert "discarded, because no longer wanted; invalid topic" in said
     assert dead.left == dead.ids[2:]
+
+
+@pytest.mark.parametrize("form", ["--json", "--limit=9"])
+def test_what_cannot_be_printed_is_not_discarded(dead: Dead, form: str) -> None:
+    command = ["dead", "discard", "-f", str(dead.config), "--key", "a", "--reason", "no", "--yes", form]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run([*COMMAND, *command], env=cli_environment(), stdout=full, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert dead.left == dead.ids
 
 
 @pytest.mark.parametrize(

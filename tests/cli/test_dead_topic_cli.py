@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harvester.coordination.dead_letters import DeadLetter, DeadLetterTopic, DeadLetterWriter, ensure_dead_letter_topic
 from harvester.errors import ExitCode
-from tests.support.cli import run_cli
+from tests.support.cli import COMMAND, cli_environment, run_cli
 from tests.support.consuming import read_topic
 from tests.support.servers import Servers
 
@@ -42,8 +44,11 @@ class Letters:
             writer.send(letter)
 
     def run(self, command: str, *args: str, check: bool = True, stdin: str = "") -> Any:
-        where = ("--dead-letter-topic", self.name, "--bootstrap", self._bootstrap)
-        return run_cli("dead", command, *args, *where, check=check, stdin=stdin)
+        return run_cli("dead", command, *args, *self.where, check=check, stdin=stdin)
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        return "--dead-letter-topic", self.name, "--bootstrap", self._bootstrap
 
     def json(self, *args: str) -> Any:
         return json.loads(self.run(*args, "--json").stdout)
@@ -122,6 +127,14 @@ def test_discard(letters: Letters, servers: Servers, topic: str) -> None:
     assert [(record["id"], record["value"]) for record in done["discarded"]] == [(first, "v"), (second, None)]
     assert letters.left == [third]
     assert read_topic(servers.bootstrap, topic) == []
+
+
+def test_what_cannot_be_printed_is_not_discarded(letters: Letters) -> None:
+    command = ["dead", "discard", "--all", "--reason", "no", "--yes", *letters.where]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run([*COMMAND, *command], env=cli_environment(), stdout=full, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert letters.left == [letter.place for letter in letters.letters]
 
 
 @pytest.mark.parametrize(

@@ -429,8 +429,11 @@ def test_records_are_found_by_every_condition(connection: psycopg.Connection[Any
 def test_what_is_discarded_is_gone_once(outbox: Outbox) -> None:
     first, second = outbox.add("a", "b")
     outbox.quarantine(first, second)
-    records = quarantine.list_dead(outbox.connection, outbox.table, outbox.shape, DeadLetterFilter(ids=[first]))
-    chosen = [record.identity for record in records]
-    assert quarantine.discard(outbox.connection, outbox.table, outbox.shape, chosen) == records
-    assert quarantine.discard(outbox.connection, outbox.table, outbox.shape, chosen) == []
+    chosen = DeadLetterFilter(ids=[first])
+    records = quarantine.list_dead(outbox.connection, outbox.table, outbox.shape, chosen, values=True)
+    identities = [record.identity for record in records]
+    kept: list[list[quarantine.DeadRecord]] = []
+    for _ in range(2):
+        quarantine.discard(outbox.connection, outbox.table, outbox.shape, identities, kept.append, values=True)
+    assert kept == [records, []]
     assert outbox.ids(outbox.table.quarantine) == [second]
