@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harvester.errors import ExitCode
 from harvester_cli.options import ConfigOption
 
 if TYPE_CHECKING:
+    from harvester.control.protocol import ControlError
     from harvester.status import KeyStatus, Status
 
 _LINES_EVERY_S = 10.0
@@ -40,15 +42,14 @@ def watch(
 
     With a configuration file: the harvesters of its `control.socket` or `name`, if it sets one of them.
 
-    Exits with 69 if none is running.
+    Exits with 69 if none is running, or if one of several does not answer.
     """
     from harvester_cli.dashboard import live
 
     names, sockets = _named_by(config) if config is not None else ([], [])
     meant = _Meant([*(name or []), *names], [*(socket or []), *sockets])
     if once:
-        for path in meant.find():
-            _print(path, _ask(path, key), as_json=json_)
+        _print_once(meant.find(), key, as_json=json_)
     elif not json_ and live.should_show("auto", sys.stdout):
         from harvester_cli.watch_live import watch_live
 
@@ -128,18 +129,50 @@ def _print(path: Path, told: Status | KeyStatus, *, as_json: bool) -> None:
     typer.echo(json.dumps({"socket": str(path), **values}) if as_json else "\n".join(plain))
 
 
-def _follow(paths: list[Path], key: str | None, *, as_json: bool) -> None:
-    """Print lines periodically, until the last of them has ended."""
-    from harvester.control.client import Connection
-    from harvester.control.protocol import NoHarvester
+def _print_once(paths: list[Path], key: str | None, *, as_json: bool) -> None:
+    """Print what those that answer say; raises typer.Exit at the end if one of several does not."""
+    from harvester.control.protocol import ControlError
 
-    connections = {path: Connection(path) for path in paths}
+    failed = False
+    for path in paths:
+        try:
+            _print(path, _ask(path, key), as_json=as_json)
+        except ControlError as error:
+            if len(paths) == 1:
+                raise
+            failed = True
+            _complain(path, error)
+    if failed:
+        raise typer.Exit(ExitCode.UNAVAILABLE)
+
+
+def _follow(paths: list[Path], key: str | None, *, as_json: bool) -> None:
+    """Print lines periodically, until the last of them has ended; raises typer.Exit then if one of several did not
+    answer.
+    """
+    from harvester.control.client import Connection
+    from harvester.control.protocol import ControlError, NoHarvester
+
+    connections: dict[Path, Connection | None] = dict.fromkeys(paths)
+    failed = False
     while connections:
         for path, connection in list(connections.items()):
             try:
-                _print(path, connection.status() if key is None else connection.key(key), as_json=as_json)
-            except NoHarvester as error:
-                typer.echo(f"harvester: {error.message}", err=True)
-                connections.pop(path).close()
+                opened = connections[path] = connection or Connection(path)
+                _print(path, opened.status() if key is None else opened.key(key), as_json=as_json)
+            except ControlError as error:
+                has_ended = connection is not None and isinstance(error, NoHarvester)
+                if len(paths) == 1 and not has_ended:
+                    raise
+                failed = failed or not has_ended
+                _complain(path, error)
+                if (gone := connections.pop(path)) is not None:
+                    gone.close()
         if connections:
             time.sleep(_JSON_EVERY_S if as_json else _LINES_EVERY_S)
+    if failed:
+        raise typer.Exit(ExitCode.UNAVAILABLE)
+
+
+def _complain(path: Path, error: ControlError) -> None:
+    typer.echo(f"harvester: {'' if str(path) in error.message else f'{path}: '}{error.message}", err=True)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,6 +164,49 @@ def test_once_for_scripts_and_for_people(sockets: Path) -> None:
         assert run_cli("watch", "--once", "--name", "two", env=at(sockets)).stdout == f"{status_line(two.now)}\n"
         path = str(sockets / "one.sock")
         assert run_cli("watch", "--once", "--socket", path).stdout == f"{status_line(one.now)}\n"
+
+
+@contextmanager
+def strange(path: Path, answer: bytes | None) -> Iterator[None]:
+    """Listens like a harvester: of another version, or, without an answer, a frozen one."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                asked, _ = listening.accept()
+                if answer is not None and asked.recv(1 << 16):
+                    asked.sendall(answer)
+                accepted.append(asked)
+
+    accepted: list[socket.socket] = []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for each in accepted:
+                each.close()
+
+
+OLDER = b"HTTP/1.0 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(("answer", "said"), [(None, "does not answer"), (OLDER, "has a different version")])
+def test_one_that_does_not_answer_hides_no_other(sockets: Path, answer: bytes | None, said: str) -> None:
+    with strange(sockets / "a.sock", answer), serving(sockets / "b.sock", named("b")) as server:
+        done = run_cli("watch", "--once", env=at(sockets), check=False)
+        assert (done.returncode, done.stdout) == (69, f"{status_line(named('b').now)}\n")
+        assert f"harvester: the harvester on {sockets / 'a.sock'} {said}" in done.stderr
+        with RunningCli("watch", "--json", env=at(sockets)) as running:
+            running.wait_for_line('"state": ?"leading"')
+            assert said in running.output
+            server.stop()
+            assert running.wait() == 69
 
 
 def test_one_key_for_scripts_and_for_people(sockets: Path) -> None:
