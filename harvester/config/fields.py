@@ -31,7 +31,10 @@ from harvester.outbox.tables import OutboxTable
 MAX_SESSION_TIMEOUT = timedelta(hours=1)  # librdkafka's limit
 _MAX_HEADER_BYTES = 255
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
-_LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%]{2,60}\]):([0-9]{1,5})", re.ASCII)
+_LABEL = "[A-Za-z0-9_-]{1,63}"  # Python looks up no host with an empty or longer one
+_LISTEN = re.compile(
+    rf"(?:(?=[^:]{{1,253}}:){_LABEL}(?:\.{_LABEL})*\.?|\[[0-9A-Fa-f:.%]{{2,60}}\]):([0-9]{{1,5}})", re.ASCII
+)
 _HIGHEST_PORT = 65_535
 _LONGEST_SOCKET_BYTES = 107  # unix(7)
 _LONGEST_NAME = 200

@@ -313,9 +313,9 @@ class WebServer(HttpServer):
         while not self.ended.is_set():
             try:
                 listening = self._listen()
-            except OSError as error:
-                where = _shown(self._host, self._port)
-                self._trouble(f"cannot listen on {where}: {error.strerror or error}; everything else continues")
+            except (OSError, UnicodeError) as error:  # the latter for a host's name
+                where, why = _shown(self._host, self._port), getattr(error, "strerror", None) or error
+                self._trouble(f"cannot listen on {where}: {why}; everything else continues")
                 self.ended.wait(_TRY_AGAIN_S)
                 continue
             with listening:

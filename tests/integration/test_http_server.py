@@ -212,6 +212,19 @@ def test_an_address_that_is_taken_is_tried_again() -> None:
         server.stop()
 
 
+def test_a_name_that_cannot_be_looked_up_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harvester.http.server._TRY_AGAIN_S", 0.01)
+    troubles: list[str | None] = []
+    server = WebServer("a..b", 8080, router(), troubles.append)
+    server.start()
+    try:
+        eventually(lambda: len(troubles) > 1 or not server.is_alive(), what="another try")
+        assert server.is_alive()
+        assert str(troubles[0]).startswith("cannot listen on a..b:8080: ")
+    finally:
+        server.stop()
+
+
 def test_a_server_that_cannot_listen_ends_all_the_same() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = WebServer("127.0.0.1", taken.getsockname()[1], router(), lambda _text: None)
@@ -221,15 +234,18 @@ def test_a_server_that_cannot_listen_ends_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "listen", ["127.0.0.1:9464", "[::1]:9464", "0.0.0.0:80", "db1.internal:1", "localhost:0", "off"]
+    "listen",
+    ["127.0.0.1:9464", "[::1]:9464", "0.0.0.0:80", "db1.internal:1", "localhost:0", "off", f"{'a' * 63}.b_c.:1"],
 )
 def test_where_to_listen(listen: str) -> None:
     assert Http(listen=listen).listen == listen
 
 
 @pytest.mark.parametrize(
-    "listen", ["9464", ":9464", "127.0.0.1", "::1:9464", "127.0.0.1:65536", "http://127.0.0.1:1", "a b:1"]
-)
+    "listen",
+    ["9464", ":9464", "127.0.0.1", "::1:9464", "127.0.0.1:65536", "http://127.0.0.1:1", "a b:1", "a..b:1", ".a:1",
+     ".:1", "a..:1", f"{'a' * 64}:1", f"{'a.' * 127}:1"],
+)  # fmt: skip
 def test_nowhere_to_listen(listen: str) -> None:
     with pytest.raises(ConfigurationError, match=r"listen: .* is not an address"):
         Http(listen=listen)
