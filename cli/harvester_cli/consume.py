@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import count as numbers
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import threading
 
     from harvester.coordination.consumer import CoordinatedConsumer
+    from harvester.coordination.events import Event
 
 _POLL_S = 0.1
 _WATCH_EVERY_S = 2.0
@@ -44,7 +46,7 @@ def consume(
     format_: Annotated[
         Format, typer.Option("--format", help="json: the whole record; value: the bytes of its value.")
     ] = "json",
-    count: Annotated[int | None, typer.Option(min=1, help="End after this many records.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many records, with those given up.")] = None,
     timeout: Annotated[
         float | None, typer.Option(min=0.1, help="End when nothing has arrived for this many seconds.")
     ] = None,
@@ -100,11 +102,17 @@ def consume(
 
     require_topics(topic, settings.kafka)
     watching = _watching if watch else nullcontext
-    with stop_on_signal() as stop, CoordinatedConsumer(settings) as consumer, watching(consumer):
+    settled = _Settled(count)
+    with (
+        stop_on_signal() as stop,
+        CoordinatedConsumer(settings, on_event=settled.hear) as consumer,
+        watching(consumer),
+    ):
         if command is None:
             _print_all(consumer, stop, format_, count, timeout)
         else:
-            _execute_all(consumer, stop, format_, count, command)
+            settled.enough = consumer.stop
+            _execute_all(consumer, stop, format_, settled.add, command)
 
 
 def _check(command: str | None, timeout_s: float | None, **only_with_command: bool) -> None:
@@ -166,17 +174,38 @@ def figures_line(consumer: CoordinatedConsumer, at: datetime, per_s: float) -> s
     return f"{at:%Y-%m-%dT%H:%M:%SZ} {who} {figures}"
 
 
+class _Settled:
+    """Counts the records that a command has taken and those that were given up; calls `enough` after so many."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most, self._numbers = most, numbers(1)
+        self.enough: Callable[[], None] = lambda: None
+
+    def add(self) -> None:
+        """One more, from any thread."""
+        if next(self._numbers) == self._most:
+            self.enough()
+
+    def hear(self, event: Event) -> None:
+        """The consumer's `on_event`."""
+        from harvester.coordination.events import GivenUp
+
+        if isinstance(event, GivenUp):
+            self.add()
+
+
 def _execute_all(
-    consumer: CoordinatedConsumer, stop: threading.Event, format_: Format, count: int | None, command: str
+    consumer: CoordinatedConsumer,
+    stop: threading.Event,
+    format_: Format,
+    settled: Callable[[], None],
+    command: str,
 ) -> None:
     import os
     import subprocess
     import threading
-    from itertools import count as numbers
 
     from harvester.errors import HarvesterError
-
-    done = numbers(1)
 
     def handle(record: Any) -> None:
         key = (record.key() or b"").decode(errors="surrogateescape").replace("\0", "")
@@ -190,8 +219,7 @@ def _execute_all(
         )
         if ended.returncode:
             raise HarvesterError(f"the command ended with exit code {ended.returncode}")
-        if next(done) == count:
-            consumer.stop()
+        settled()
 
     def await_signal() -> None:
         stop.wait()

@@ -123,7 +123,8 @@ def test_a_command_is_given_each_record_and_what_it_refuses_becomes_a_dead_lette
     command = f'value=$(cat); [ "$value" != 5 ] && echo "$value $HARVESTER_TOPIC $HARVESTER_PARTITION" >> {taken}'
     letters = f"{scene.group}.dead"
     options = ["--on-error", "dead-letter", "--attempts", "1", "--dead-letter-topic", letters, "--workers", "2"]
-    run_cli(*scene.consuming, "--format", "value", "--exec", command, *options, "--count", "11")
+    run_cli(*scene.consuming, "--format", "value", "--exec", command, *options, "--count", "12", timeout_s=60)
+    assert [row["lag"] for row in scene.claims()] == [0] * 4
     lines = sorted(taken.read_text().splitlines())
     assert lines == sorted(f"{value} {scene.topic} {int(value) % 4}" for value in values if value != "5")
     done = run_cli("dead", "list", "--dead-letter-topic", letters, "--bootstrap", scene.bootstrap, "--json")
@@ -137,7 +138,7 @@ def test_figures_are_printed_beside_the_records(scene: Scene, options: tuple[str
     scene.numbers(0, 12)
     given_up = 1 if options else 0
     done = run_cli(
-        *scene.consuming, "--format", "value", "--client-id", "c-1", "--count", str(12 - given_up), "--watch", *options
+        *scene.consuming, "--format", "value", "--client-id", "c-1", "--count", "12", "--watch", *options, timeout_s=60
     )
     assert len(done.stdout.splitlines()) == (0 if options else 12)
     lines = [line.split() for line in done.stderr.splitlines() if "claims=" in line]
