@@ -24,7 +24,7 @@ from harvester.outbox.connection import Connection, connect, database_errors, fe
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.sql import columns
-from harvester.outbox.tables import OutboxTable
+from harvester.outbox.tables import OutboxTable, doubled
 from harvester.verify.load import COMMITTED, LATE, PREFIX_BYTES, ROLLED_BACK, Ending, Load, due_s, key_name, plan
 
 # Others may be waiting for the keys of a late transaction and so be unable to overtake it: then it gives up.
@@ -107,11 +107,12 @@ def prepare(connection: Connection, table: OutboxTable, shape: OutboxShape, load
         keys = [key_name(index) for index in range(load.keys)]
         topics = [load.topics[index % len(load.topics)] for index in range(load.keys)]
         connection.execute(
-            f"INSERT INTO {side.sql} (key, topic) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING",
+            f"INSERT INTO {doubled(side.sql)} (key, topic) SELECT * FROM unnest(%s::text[], %s::text[])"
+            " ON CONFLICT DO NOTHING",
             (keys, topics),
         )
         moved = connection.execute(
-            f"SELECT s.key, s.topic, w.topic FROM {side.sql} s"
+            f"SELECT s.key, s.topic, w.topic FROM {doubled(side.sql)} s"
             " JOIN unnest(%s::text[], %s::text[]) AS w(key, topic) USING (key) WHERE s.topic <> w.topic LIMIT 1",
             (keys, topics),
         ).fetchone()
@@ -273,7 +274,7 @@ class _Run:
 
 def _statement(table: OutboxTable, shape: OutboxShape, load: Load) -> str:
     """Parameters: keys (text[], in order, may repeat) and kind. Returns (records inserted, largest id)."""
-    side = side_table(table, shape).sql
+    side = doubled(side_table(table, shape).sql)
     value = (
         "rpad(seq || ':' || (extract(epoch FROM clock_timestamp()) * 1000000)::bigint || ':' || %(kind)s::text || ':',"
         f" {load.value_bytes}, '.')"
@@ -296,7 +297,7 @@ def _statement(table: OutboxTable, shape: OutboxShape, load: Load) -> str:
             SELECT place, key, topic, count + row_number() OVER (PARTITION BY key ORDER BY place) AS seq
             FROM wanted JOIN locked USING (key)
         ), inserted AS (
-            INSERT INTO {table.sql} (create_time, kafka_topic, {columns.written(shape)})
+            INSERT INTO {doubled(table.sql)} (create_time, kafka_topic, {columns.written(shape)})
             SELECT clock_timestamp(), topic, {fields}
             FROM numbered ORDER BY place
             RETURNING id

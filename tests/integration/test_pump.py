@@ -14,6 +14,7 @@ from harvester.outbox.tables import OutboxTable
 from harvester.verify.check import Truth, read_truth
 from harvester.verify.load import Load, parse
 from harvester.verify.pump import pump
+from tests.support.dead import ODD_NAME
 
 pytestmark = pytest.mark.servers
 
@@ -105,9 +106,9 @@ def test_records_look_as_asked_for(database: str) -> None:
     [("VARCHAR(100)", "VARCHAR(10000)", "UUID"), ("BYTEA", "BYTEA", "VARCHAR(36)"), ("TEXT", "BYTEA", "UUID")],
 )
 def test_any_accepted_shape_and_name_will_do(empty_database: str, key: str, value: str, leader: str) -> None:
-    table = OutboxTable.parse('"My Schema"."out ""box"""')
+    table = OutboxTable.parse(ODD_NAME)
     with psycopg.connect(empty_database, autocommit=True) as connection:
-        connection.execute('CREATE SCHEMA "My Schema"')
+        connection.execute('CREATE SCHEMA "Bil%ling"')
         connection.execute(SEED_DDL.format(table=table.sql, key=key, value=value, leader=leader))
         init(connection, table)
 
