@@ -17,7 +17,7 @@ import typer
 
 from harvester.errors import OrderNotKept, OutboxError
 from harvester_cli.dashboard.figures import counted
-from harvester_cli.options import BootstrapOption, ConfigOptions, JsonOption, from_base64, grouped, moment
+from harvester_cli.options import BootstrapOption, ConfigOptions, JsonOption, from_base64, grouped, is_utf8, moment
 from harvester_cli.output import connected, grid, is_ascii, print_json, print_rich, spinner
 
 if TYPE_CHECKING:
@@ -81,6 +81,13 @@ class DeadLetterOptions(DeadLetterTopicOptions):
         """
         from harvester.outbox.quarantine import DeadLetterFilter
 
+        for option, texts in (
+            ("--topic", self.topic or ()), ("--key", [self.key]), ("--error", [self.error]),
+            ("--error-regex", [self.error_regex]),
+        ):  # fmt: skip
+            if not all(is_utf8(text or "") for text in texts):
+                instead = "; use --key-base64" if option == "--key" else ""
+                raise typer.BadParameter(f"is not valid UTF-8{instead}", param_hint=option)
         key = None if self.key is None else self.key.encode()
         if self.key_base64 is not None:
             if key is not None:
@@ -128,11 +135,14 @@ class ChangeOptions(DeadLetterOptions):
 
 
 def number(text: str) -> int:
-    """The id of a record in quarantine."""
+    """The id of a record in quarantine, a bigint; raises typer.BadParameter."""
     try:
-        return int(text)
+        found = int(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not a number", param_hint="--id") from error
+    if not -(1 << 63) <= found < 1 << 63:
+        raise typer.BadParameter(f"{text!r} is out of range", param_hint="--id")
+    return found
 
 
 def as_json(record: DeadRecord, *, value: bool = False) -> dict[str, Any]:

@@ -55,12 +55,26 @@ def moment(text: str, option: str) -> datetime | timedelta:
     from harvester.config import parse_duration
 
     with suppress(ValueError):
-        return parse_duration(text)
+        age = parse_duration(text)
+        try:
+            datetime.now(UTC) - age
+        except OverflowError as error:
+            raise typer.BadParameter("is before the year 1", param_hint=option) from error
+        return age
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
         raise typer.BadParameter("is neither a duration (2h, 7d) nor a time (ISO 8601)", param_hint=option) from error
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether an argument is text: Python keeps other bytes of a command line as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def from_base64(text: str, option: str) -> bytes:
@@ -142,6 +156,8 @@ def group_name(text: str | None) -> str | None:
 
     if text == "":
         raise ConfigurationError([Problem("group", "is empty")])
+    if text is not None and not is_utf8(text):
+        raise ConfigurationError([Problem("group", "is not valid UTF-8")])
     return text
 
 

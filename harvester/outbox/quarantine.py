@@ -19,6 +19,7 @@ from harvester.outbox.connection import database_errors, execute
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable, as_bytes
 
+_MOST = 2**63 - 1  # a bigint
 _NAMED = "(q.incarnation, q.id) IN (SELECT * FROM unnest($1::uuid[], $2::bigint[]))"
 
 Connection = psycopg.Connection[Any]
@@ -92,7 +93,7 @@ def list_dead(
     """
     condition, parameters = where(shape, chosen)
     order = "ASC" if oldest_first else "DESC"
-    limit = f" LIMIT {chosen.limit:d}" if chosen.limit is not None else ""
+    limit = f" LIMIT {min(chosen.limit, _MOST):d}" if chosen.limit is not None else ""
     query = (
         f"SELECT {_columns(shape, values=values)} FROM {table.quarantine} q WHERE {condition}"
         f" ORDER BY q.quarantined_at {order}, q.id {order}{limit}"

@@ -328,14 +328,15 @@ def test_positions_that_cannot_be_set(scene: Scene, args: list[str], said: str) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("group", "said"), [("", "group: is empty"), ("\udcff", "group: is not valid UTF-8")])
 @pytest.mark.parametrize(
     "command",
     ["claims", "claims release --client c", "claims set-position --topic t --offset latest --yes", "consume --topic t"],
 )
-def test_a_group_without_a_name_is_refused(command: str) -> None:
-    done = run_cli(*command.split(), "--bootstrap", "127.0.0.1:1", "--group", "", check=False)
+def test_a_group_without_a_name_is_refused(command: str, group: str, said: str) -> None:
+    done = run_cli(*command.split(), "--bootstrap", "127.0.0.1:1", "--group", group, check=False)
     assert done.returncode == ExitCode.CONFIGURATION
-    assert "group: is empty" in done.stderr
+    assert said in done.stderr
 
 
 def test_a_topic_that_does_not_exist_is_named(scene: Scene) -> None:

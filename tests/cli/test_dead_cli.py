@@ -61,6 +61,7 @@ def test_list_and_show_for_people(dead: Dead) -> None:
     assert "b [red]" in listed[2]
     assert listed[3].rstrip().endswith("Message size too large [bold]x")
     assert "and more" in dead.run("list", "--limit", "2").stdout
+    assert dead.run("list", "--limit", str(2**64)).stdout.splitlines() == listed
     assert dead.run("list", "--topic", "nowhere").stdout == "no record matches\n"
     shown = dead.run("show", str(dead.ids[1])).stdout
     for said in ("b [red]", "invalid topic", "1 bytes", "v", "headers"):
@@ -165,6 +166,12 @@ def test_what_cannot_be_printed_is_not_discarded(dead: Dead, form: str) -> None:
         (["discard", "--all"], "--reason"),
         (["discard", "--all", "--yes", "--reason", " "], "is empty"),
         (["list", "--since", "yesterday"], "neither a duration"),
+        (["list", "--since", "9999999d"], "before the year 1"),
+        (["list", "--since", "9999999d", "--dead-letter-topic", "t"], "before the year 1"),
+        (["list", "--id", str(2**63)], "out of range"),
+        (["show", str(2**63)], "out of range"),
+        (["list", "--key", "\udcff"], "is not valid UTF-8; use --key-base64"),
+        (["list", "--error", "\udcff"], "is not valid UTF-8"),
         (["list", "--key-base64", "?"], "is not base64"),
         (["list", "--key", "a", "--key-base64", "YQ=="], "not both"),
     ],
