@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harvester.errors import ConfigurationError, HarvesterError, Problem
-from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.options import JsonOption, LoggedOptions, grouped, is_utf8
 from harvester_cli.output import console, print_json
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def import_(
     imported = convert(_read_yaml(file))
     comments = [f"Imported from goharvest's {file.name}.", *(f"note: {note}" for note in imported.notes)]
     text = to_toml(imported.settings, comments)
+    if not is_utf8(text):  # YAML can name half of a character: "\ud800"
+        raise ConfigurationError([Problem(str(file), "holds text that is not Unicode")])
     if output is None:
         typer.echo(text, nl=False)
     else:

@@ -65,6 +65,8 @@ _TEXTS = {"leaderTopic": "leader_topic", "leaderGroupID": "leader_group_id", "ou
 _TABLES = {"baseKafkaConfig": "base_kafka_config", "producerKafkaConfig": "producer_kafka_config"}
 _NO_COUNTERPART = "omitted: there is no such setting here"
 _DEFAULT_GROUP = "reaper"
+_LONGEST = timedelta(days=36_500)  # far more than any limit of ours, and sums of such are still a timedelta
+_MS_DIGITS = 10  # of the longest that Kafka's client accepts
 _H = timedelta(seconds=3)  # ours; theirs is 5 s
 _QUEUE = timedelta(seconds=30)
 
@@ -187,6 +189,8 @@ def _format(nanoseconds: Fraction) -> str:
     microseconds = nanoseconds / 1_000
     if microseconds.denominator != 1 or microseconds < 0:
         raise ValueError("is finer than a microsecond, or negative")
+    if microseconds > _LONGEST // timedelta(microseconds=1):
+        raise ValueError("is too long")
     return format_duration(timedelta(microseconds=int(microseconds)))
 
 
@@ -332,7 +336,7 @@ class _Conversion:
             self.limits.setdefault("heartbeat_timeout", "5s")
         options = {name: str(value) for name, value in self.settings.get("producer_kafka_config", {}).items()}
         given = get(options, "delivery.timeout.ms")
-        if given is None or not given.isdigit():
+        if given is None or not given.isdecimal() or len(given) > _MS_DIGITS:  # refused anyway
             return
         delivery = timedelta(milliseconds=int(given))
         heartbeat = self.time("heartbeat_timeout", _H)

@@ -151,7 +151,9 @@ def test_durations(given: object, ours: str) -> None:
     assert duration(given) == ours
 
 
-@pytest.mark.parametrize("given", ["", "+", "5", "5 s", "1d", "-1s", "1ns", True, None, 1.5, "1s1"])
+@pytest.mark.parametrize(
+    "given", ["", "+", "5", "5 s", "1d", "-1s", "1ns", True, None, 1.5, "1s1", "23999999976h", "99999999999h", 10**30]
+)
 def test_what_is_no_duration(given: object) -> None:
     with pytest.raises(ValueError):
         duration(given)
@@ -289,6 +291,13 @@ def test_a_leader_topic_that_cannot_work_is_left_out(topic: str) -> None:
     assert "omitted" in notes(found)["harvest.leaderTopic"]
 
 
+@pytest.mark.parametrize("given", ["9" * 25, int("9" * 20), 99_999_999_999, "²"])
+def test_a_delivery_timeout_that_is_none_is_left_to_the_check(given: object) -> None:
+    found = harvest(producerKafkaConfig={"delivery.timeout.ms": given})
+    assert found.settings["producer_kafka_config"] == {"delivery.timeout.ms": given}
+    assert "limits" not in found.settings
+
+
 def test_everything_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         convert({"harvest": {"limits": {"minPollInterval": "soon", "sendBuffer": "x"}, "baseKafkaConfig": 3}})
@@ -320,7 +329,9 @@ def test_the_command_prints_toml(tmp_path: Path) -> None:
     assert tomllib.loads(result.stdout)["leader_group_id"] == "my-app-name"
 
 
-@pytest.mark.parametrize("text", ["a: [", "\x00", "just text", "- a"])
+@pytest.mark.parametrize(
+    "text", ["a: [", "\x00", "just text", "- a", 'harvest: {name: "\\ud800"}', 'harvest: {"\\ud800": 1}']
+)
 def test_what_is_no_configuration(tmp_path: Path, text: str) -> None:
     source = tmp_path / "reaper.yaml"
     source.write_text(text)
