@@ -124,11 +124,14 @@ def _program() -> str:
 
 
 def _check_visible(program: str) -> None:
-    if program.startswith(_HIDDEN):
-        raise HarvesterError(
-            f"{program} is in a directory that the unit hides from its process (ProtectHome=, PrivateTmp=)",
-            hint="install the harvester elsewhere: python3 -m venv /opt/harvester; or use --user",
-        )
+    # A virtual environment's python is a link to the one that made it.
+    for path in (program, os.path.realpath(program), os.path.realpath(sys.executable)):
+        if path.startswith(_HIDDEN):
+            raise HarvesterError(
+                f"{path} is in a directory that the unit hides from its process (ProtectHome=, PrivateTmp=)",
+                hint="install the harvester elsewhere, with a Python that is elsewhere:"
+                " /usr/bin/python3 -m venv /opt/harvester; or use --user",
+            )
 
 
 def _shipped(name: str) -> str:

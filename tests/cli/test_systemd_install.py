@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from harvester_cli.systemd import NAMES, unit_text
+from harvester_cli.systemd import NAMES, app, unit_text
+from typer.testing import CliRunner
 
+from harvester.errors import HarvesterError
 from tests.support.cli import run_cli
 
 SHIPPED = {
@@ -36,15 +38,30 @@ def test_for_a_user_in_their_own_directory(tmp_path: Path) -> None:
     assert text.endswith("[Install]\nWantedBy=default.target\n")
 
 
-def test_for_the_system_below_another_root(tmp_path: Path) -> None:
-    if PROGRAM.startswith(("/home/", "/root/", "/tmp/", "/var/tmp/")):
-        done = run_cli("systemd", "install", "--system", "--root", str(tmp_path), check=False)
-        assert done.returncode == 1
-        assert "ProtectHome=" in done.stderr
+@pytest.mark.parametrize("hidden", [None, "program", "link", "python"])
+def test_for_the_system_below_another_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str | None) -> None:
+    home, opt = tmp_path / "home", tmp_path / "opt"
+    monkeypatch.setattr("harvester_cli.systemd._HIDDEN", (f"{home}/",))
+    for each in (home, opt):
+        (each / "bin").mkdir(parents=True)
+        for name in ("harvester", "python3"):
+            (each / "bin" / name).touch(0o755)
+    program, python = (home if hidden == "program" else opt) / "bin" / "harvester", opt / "bin" / "python"
+    python.symlink_to((home if hidden == "python" else opt) / "bin" / "python3")
+    if hidden == "link":
+        program.unlink()
+        program.symlink_to(home / "bin" / "harvester")
+    monkeypatch.setattr("sys.argv", [str(program)])
+    monkeypatch.setattr("sys.executable", str(python))
+    done = CliRunner().invoke(app, ["install", "--system", "--root", str(tmp_path)])
+    units = tmp_path / "etc" / "systemd" / "system"
+    if hidden is not None:
+        assert isinstance(done.exception, HarvesterError)
+        name = "python3" if hidden == "python" else "harvester"
+        assert str(done.exception).startswith(f"{home}/bin/{name} is in a directory that the unit hides")
+        assert not units.exists()
         return
-    run_cli("systemd", "install", "--system", "--root", str(tmp_path))
-    expected = {name: unit_text(text, PROGRAM, user=False) for name, text in SHIPPED.items()}
-    assert installed(tmp_path / "etc" / "systemd" / "system") == expected
+    assert installed(units) == {name: unit_text(text, str(program), user=False) for name, text in SHIPPED.items()}
 
 
 def test_what_was_changed_is_left_alone_and_so_is_the_rest(tmp_path: Path) -> None:
