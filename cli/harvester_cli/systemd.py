@@ -140,7 +140,9 @@ def _shipped(name: str) -> str:
 
 def _folder(*, user: bool, root: Path | None) -> Path:
     if user:
-        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+        if not base.is_absolute():  # XDG's rule: a relative one counts as not set
+            base = Path.home() / ".config"
         folder = base / "systemd" / "user"
     else:
         folder = Path("/etc/systemd/system")

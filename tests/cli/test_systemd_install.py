@@ -38,6 +38,18 @@ def test_for_a_user_in_their_own_directory(tmp_path: Path) -> None:
     assert text.endswith("[Install]\nWantedBy=default.target\n")
 
 
+@pytest.mark.parametrize("root", [False, True])
+def test_a_relative_configuration_home_counts_as_not_set(tmp_path: Path, root: bool) -> None:
+    home, image = tmp_path / "home", tmp_path / "image"
+    home.mkdir()
+    below = ["--root", str(image)] if root else []
+    env = {"XDG_CONFIG_HOME": "config", "HOME": str(home)}
+    run_cli("systemd", "install", "--user", *below, env=env, cwd=tmp_path)
+    folder = home / ".config" / "systemd" / "user"
+    assert set(installed(image / folder.relative_to("/") if root else folder)) == set(NAMES)
+    assert not (tmp_path / "config").exists()
+
+
 @pytest.mark.parametrize("hidden", [None, "program", "link", "python"])
 def test_for_the_system_below_another_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str | None) -> None:
     home, opt = tmp_path / "home", tmp_path / "opt"
