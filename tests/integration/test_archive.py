@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from harvester.errors import SchemaError
+from harvester.errors import DatabaseUnavailable, SchemaError
 from harvester.outbox import archive, schema
 from harvester.outbox.archive import DAYS_AHEAD, KeeperRun, check_archive, keep_archive
 from harvester.outbox.schema import init
@@ -86,6 +86,22 @@ def test_rows_of_a_missing_day_are_caught_and_brought_home(connection: psycopg.C
     assert kept == KeeperRun(created=(f'"{today}"',))
     assert where(outbox) == {today}
     assert outbox.rows(outbox.table.archive) == before
+
+
+def test_the_next_days_are_made_even_if_moving_the_rows_of_today_ends_the_session(
+    connection: psycopg.Connection[Any], empty_database: str
+) -> None:
+    """As it may, when they are many: then nothing else of that run is done."""
+    outbox = Outbox.make(connection, archive=True)
+    for day in days(outbox, 0, DAYS_AHEAD):
+        outbox.run(f"DROP TABLE {day}")
+    outbox.run("INSERT INTO outbox_archive (id, purged_at) VALUES (1, now())")
+    outbox.run("CREATE FUNCTION outage() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN"
+               " PERFORM pg_terminate_backend(pg_backend_pid()); RETURN old; END'")  # fmt: skip
+    outbox.run("CREATE TRIGGER outage BEFORE DELETE ON outbox_archive_default FOR EACH ROW EXECUTE FUNCTION outage()")
+    with psycopg.connect(empty_database, autocommit=True) as other, pytest.raises(DatabaseUnavailable):
+        keep_archive(other, outbox.table, WEEK)
+    assert partitions(outbox) == {*days(outbox, 1, DAYS_AHEAD), "outbox_archive_default"}
 
 
 def test_days_past_retention_are_dropped(connection: psycopg.Connection[Any]) -> None:
