@@ -103,7 +103,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             "harvester.errors: DeserializationFailed",
             "harvester: HarvesterError ConfigurationError LeaseError LeaseExpired LeaseFenced LeaseUnknown SequenceGap",
-            "harvester.idempotence: InboxError InboxFenced CorruptSeenIds",
+            "harvester.idempotence: InboxError InboxUnavailable InboxFenced CorruptSeenIds",
         ),
     ),
 )
