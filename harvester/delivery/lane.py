@@ -70,6 +70,9 @@ _TELLS_INFERRED = libversion()[1] < 0x02_11_00_00  # the lines above are known f
 _ENDED = re.compile(r"EndTxn returned (\S+)")
 _OVER = re.compile(r"in state (?!UP)")  # connections that can no longer, or not yet, carry a request
 _NO_RECORDS = re.compile(r"\[thrd:(TxnCoordinator|[^]]*/bootstrap)\]")
+_NOT_ADDED = re.compile(r'Failed to add partition "(.*)" \[\d+\] to transaction: (.*)')
+_SKIPPED = KafkaError(KafkaError.OPERATION_NOT_ATTEMPTED).str()  # because of another partition
+NOT_ALLOWED = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 _SEVERITIES = {"0": 50, "1": 50, "2": 50, "3": 40, "4": 30}  # syslog's to the module logging's; others: INFO
 
 
@@ -120,6 +123,7 @@ class Witness:
         self.answers: list[str] = []  # to EndTxn requests since `ask`
         self.broken = False  # whether a connection that may have carried records broke since `watch`
         self.inferred = False  # whether a delivery was inferred since `watch`
+        self.not_added: dict[str, str] = {}  # topics that the coordinator has refused since `watch`, and why
 
     def log(self, *line: Any) -> None:
         """Takes a level, a format, and its arguments: the line's facility, the client's name, and the text."""
@@ -136,11 +140,14 @@ class Witness:
                 self.broken = True
             elif facility in _INFERRED:
                 self.inferred = True
+            elif facility == "ADDPARTS":
+                self.not_added.update(said for said in _NOT_ADDED.findall(text) if said[1] != _SKIPPED)
             if self._log is not None and level >= self._least:
                 self._log.log(*line)
 
     def watch(self) -> None:
         self.broken = self.inferred = False
+        self.not_added = {}
 
     def ask(self) -> None:
         self.answers = []
@@ -171,6 +178,11 @@ class Lane:
         self.refused: KafkaError | None = None  # the error of the open transaction's progress record
         self.begun = self.noted = False  # whether a transaction is open, and whether `note` was called for it
         self.produce = producer.produce
+
+    @property
+    def not_added(self) -> Mapping[str, str]:
+        """Topics that the coordinator has not made part of the last transaction, and why; that refuses all of it."""
+        return self._witness.not_added
 
     def init(self) -> TransactionOutcome:
         """Fence the predecessor."""
@@ -372,10 +384,13 @@ class Lanes:
 
     def explain(self, lane: Lane) -> str:
         """Why the lane's last transaction was refused, and what to do about it."""
-        if lane.refused is None:
-            return lane.error
+        topic, refused = self._settings.topic, lane.refused
+        if refused is None and lane.not_added.get(topic) == NOT_ALLOWED.str():
+            refused = NOT_ALLOWED
+        if refused is None:
+            return "; ".join([lane.error, *(f"topic {name}: {why}" for name, why in lane.not_added.items())])
         self._room = None  # the limit may have been lowered
-        return why_refused(self._settings.topic, lane.number, lane.refused, self._settings.options)
+        return why_refused(topic, lane.number, refused, self._settings.options)
 
     def progress(self, number: int, timeout_s: float) -> Progress | None:
         """The content of the lane's last committed record; None if there is none. To be called after fencing the lane.

@@ -51,6 +51,7 @@ from confluent_kafka import KafkaError, KafkaException
 from harvester.delivery.decode import Broken
 from harvester.delivery.lane import (
     FLUSH_S,
+    NOT_ALLOWED,
     Deposed,
     Lane,
     Lanes,
@@ -230,14 +231,27 @@ class Transactor:
         """
         failed = [why for _, why in self._writer.failed] + [lane.refused]
         timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
-        if timed_out or lane.abort() is not TransactionOutcome.DONE:
-            self._lose_lanes()
-            return bool(self._writer.failed)
+        unclear = timed_out or lane.abort() is not TransactionOutcome.DONE
+        if not self._writer.failed:
+            self._blame(lane)
         at_fault = bool(self._writer.failed)
+        if unclear:
+            self._lose_lanes()
+            return at_fault
         with self._intake.changed:
             self._intake.batches.aborted()
             self._judge()
         return at_fault
+
+    def _blame(self, lane: Lane) -> None:
+        """Blame the records for topics to which this user may not write. The coordinator refuses the whole transaction
+        because of them, and the client reports of every record only that.
+        """
+        denied = {topic for topic, why in lane.not_added.items() if why == NOT_ALLOWED.str()}
+        if denied:
+            with self._intake.changed:
+                taken = self._intake.batches.taken
+            self._writer.failed = [(entry, NOT_ALLOWED) for entry in taken if _topic(entry) in denied]
 
     def _lose_lanes(self) -> None:
         """The outcome of the transaction is unknown, or a producer is unusable: close the lanes."""
@@ -359,6 +373,10 @@ class Transactor:
 
     def fenced(self, lane: int) -> None:
         self._shard.failpoints.hit("lane.fenced", lane=lane, index=self._index)
+
+
+def _topic(entry: QueuedRecord) -> str | None:
+    return entry.record.topic if isinstance(entry.record, KafkaRecord) else None
 
 
 def _progress(under: f.Remark, rows: Sequence[NamedRows]) -> EncodedProgress:

@@ -163,6 +163,21 @@ def test_a_record_that_is_refused_costs_its_own_key(scene: Scene) -> None:
         one.stop()
 
 
+def test_a_record_for_a_topic_that_may_not_be_written_costs_its_own_key(scene: Scene) -> None:
+    """The coordinator refuses the whole transaction, here because the topic is Kafka's own; no record is named."""
+    with scene.embedded(max_attempts=2, shards=1, **ONCE) as running:
+        running.wait_leading()
+        scene.add(("a", "1"))
+        scene.wait_left()
+        with scene.db.transaction():
+            (denied,) = scene.add(("denied", "1"), topic="__consumer_offsets")
+            scene.add(("a", "2"), ("b", "1"), ("denied", "2"))
+        scene.wait_left()
+        assert "TOPIC_AUTHORIZATION_FAILED" in scene.quarantined()[denied]
+        assert running.harvester.status().problem is None
+    assert scene.published() == {"a": ["1", "2"], "b": ["1"], "denied": ["2"]}
+
+
 @pytest.mark.timeout(600)  # six harvesters, one after the other
 def test_modes_and_shard_counts_may_change_between_runs(scene: Scene) -> None:
     repeats = 0

@@ -90,7 +90,7 @@ def place(secure: SecureServers, tmp_path: Path) -> Iterator[Place]:
     yield Place(secure, tmp_path, topic)
     with psycopg.connect(secure.admin_dsn, autocommit=True) as connection:
         connection.execute("TRUNCATE outbox")
-        connection.execute("UPDATE outbox_term SET leader_group = NULL")  # each test is a group of its own
+        connection.execute("UPDATE outbox_term SET leader_group = NULL, progress_topic = NULL")  # a group for each
 
 
 def test_records_pass_through_tls_and_no_secret_comes_out(place: Place) -> None:
@@ -140,6 +140,29 @@ def test_who_may_not_write_to_the_leader_topic_is_told_and_leads_once_it_may(pla
     assert line["level"] == "error"
     assert line["message"].endswith("allow this user to write to the topic")
     assert place.published() == {"k": ["value"]}
+
+
+def test_a_topic_that_may_only_be_read_costs_its_own_records(place: Place) -> None:
+    """Exactly once, the coordinator refuses the whole transaction because of it."""
+    admin = AdminClient({"bootstrap.servers": place.secure.admin_bootstrap, "broker.address.family": "v4"})
+    denied = f"{place.topic}-denied"
+    admin.create_topics([NewTopic(denied, 1)])[denied].result(30)
+    read = AclBinding(
+        ResourceType.TOPIC, denied, ResourcePatternType.LITERAL,
+        "User:relay", "*", AclOperation.READ, AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin.create_acls([read])[read].result(30)
+    place.add("1")
+    with psycopg.connect(place.secure.admin_dsn, autocommit=True) as connection:
+        Stasher().stash_many(connection, [OutboxRecord(denied, "denied", "1"), OutboxRecord(place.topic, "k", "2")])
+        with RunningCli(
+            "start", "-f", place.config(), "--set", "delivery=exactly-once", "--set", "limits.max_attempts=2"
+        ) as running:
+            eventually(lambda: place.left() == 0, 60, "an empty outbox")
+            assert running.stop() == ENDED_BY_US
+        (error,) = connection.execute("DELETE FROM outbox_quarantine RETURNING error").fetchall()
+    assert "TOPIC_AUTHORIZATION_FAILED" in error[0]
+    assert place.published() == {"k": ["1", "2"]}
 
 
 def _activity(secure: SecureServers) -> str:

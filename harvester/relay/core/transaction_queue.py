@@ -106,6 +106,11 @@ class TransactionQueue:
         return bool(self._queue) and len(self._unpurged) + len(self._open) < self.most_named
 
     @property
+    def taken(self) -> tuple[QueuedRecord, ...]:
+        """The records of the open transaction, in order."""
+        return tuple(self._open)
+
+    @property
     def alone(self) -> QueuedRecord | None:
         """The record that is alone in the open transaction because it timed out before."""
         return self._open[0] if self._open and self._open[0].alone else None

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.delivery.lane import (
+    NOT_ALLOWED,
     Lane,
     LaneSettings,
     Leadership,
@@ -151,6 +152,18 @@ def test_a_connection_that_breaks_counts_where_records_may_have_been_sent(text: 
     assert witness.broken is broken
     witness.watch()
     assert not witness.broken
+
+
+def test_topics_that_the_coordinator_refuses_are_known_until_the_next_transaction() -> None:
+    """Others are refused because of them, and are not meant."""
+    witness, coordinator = Witness({"log_level": "0"}), "[thrd:main]: TxnCoordinator/1"
+    for partition, why in (("denied", "Topic authorization failed"), ("innocent", "Operation not attempted")):
+        text = f'{coordinator}: Failed to add partition "{partition}" [2] to transaction: Broker: {why}'
+        said(witness, 40, "ADDPARTS", text)
+    said(witness, 10, "ADDPARTS", f"{coordinator}: Registering partitions with transaction")
+    assert witness.not_added == {"denied": NOT_ALLOWED.str()}
+    witness.watch()
+    assert witness.not_added == {}
 
 
 @pytest.mark.parametrize("facility", ["IMPLICITACK", "DUPSEQ"])

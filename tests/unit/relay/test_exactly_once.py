@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from harvester import origin
 from harvester.delivery.decode import Broken
-from harvester.delivery.lane import Lane, TransactionOutcome
+from harvester.delivery.lane import NOT_ALLOWED, Lane, TransactionOutcome
 from harvester.delivery.progress import EncodedProgress, Progress, decode
 from harvester.delivery.retries import Policy
 from harvester.origin import Stamps
@@ -22,7 +22,7 @@ from harvester.outbox.purge_session import PoisonRow
 from harvester.record import KafkaRecord
 from harvester.relay import exactly_once
 from harvester.relay.at_least_once import RESERVED
-from harvester.relay.core.frames import Frame, Remark, Trouble
+from harvester.relay.core.frames import Frame, Parked, Remark, Trouble
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
 from harvester.relay.exactly_once import TransactionWriter, Transactor
 from harvester.relay.transaction_intake import TransactionIntake
@@ -177,6 +177,7 @@ class Scripted:
         self.number, self.calls = number, calls
         self.begun = self.noted = False
         self.refused = None
+        self.not_added: dict[str, str] = {}
         self.outcomes: dict[str, list[TransactionOutcome]] = {}
         self.error = ""
         self.room = 100
@@ -253,8 +254,8 @@ class Turns:
         self.transactor._term = 7
         self.transactor._writer.begin(7, INCARNATION)
 
-    def add(self, number: int, row_sum: int = 0) -> None:
-        record = KafkaRecord(number, None, "t", b"", [], -1, 0)
+    def add(self, number: int, row_sum: int = 0, topic: str = "t") -> None:
+        record = KafkaRecord(number, None, topic, b"", [], -1, 0)
         assert self.intake.batches.offer(QueuedRecord(number, None, record, 0.0, row_sum=row_sum))
 
     def turn(self) -> list[str]:
@@ -351,6 +352,31 @@ def test_a_record_whose_failure_shows_only_in_the_end_is_dealt_with_and_not_wait
     turns.turn()
     assert (turns.said, turns.pauses, turns.transactor._refused) == ([], [], 2)
     assert [poison.id for poison in turns.quarantined] == [1]
+
+
+@pytest.mark.parametrize("outcome", [TransactionOutcome.DONE, TransactionOutcome.UNCLEAR])
+def test_records_for_topics_that_may_not_be_written_are_at_fault_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, outcome: TransactionOutcome
+) -> None:
+    """Because of them the coordinator refuses the whole transaction, and the client names none of them."""
+    turns = refused(monkeypatch)
+    turns.transactor._refused = 2
+    turns.add(2, topic="denied")
+    turns.intake.batches.take(2)
+    turns.lanes[0].outcomes["abort"] = [outcome]
+    turns.lanes[0].not_added = {"t": "Broker: Coordinator not available", "denied": NOT_ALLOWED.str()}
+    assert turns.transactor._abort(cast("Lane", turns.lanes[0]))
+    if outcome is TransactionOutcome.UNCLEAR:
+        turns.transactor._published(1, [])  # both lanes are open again
+    (parked,) = [frame for frame in turns.said if isinstance(frame, Parked)]
+    assert (parked.record_id, parked.held) == (2, False)
+    assert parked.error == "TOPIC_AUTHORIZATION_FAILED: Broker: Topic authorization failed"
+    assert turns.pauses == []
+    turns.lanes[0].outcomes["abort"] = []
+    turns.add(2, topic="denied")
+    turns.intake.batches.take(2)
+    assert turns.transactor._abort(cast("Lane", turns.lanes[0]))
+    assert [poison.id for poison in turns.quarantined] == [2]
 
 
 def test_a_lane_that_is_of_no_use_any_more_is_opened_again_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
