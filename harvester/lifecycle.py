@@ -292,10 +292,11 @@ def await_identity(
             session.open()
             session.refuse_pooler()
             outbox = session.identity()
-            session.check_owner(session.read_term(), Owner(config.leader_group_id))
+            row = session.read_term()
+            session.check_owner(row, Owner(config.leader_group_id))
             if config.archive != "off":
                 session.check_archive()
-            parts.prepare(login())
+            parts.prepare(login(), recorded=row.progress_topic)
         except (DatabaseUnavailable, BrokerUnavailable, psycopg.OperationalError) as error:
             what = "group" if isinstance(error, BrokerUnavailable) else "database"
             hint = f" ({error.hint})" if isinstance(error, HarvesterError) and error.hint else ""

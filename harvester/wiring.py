@@ -67,10 +67,12 @@ class Parts:
     revoke_within_s: float
     joined: threading.Event
 
-    def prepare(self, config: Config, shards: int = 0) -> None:
-        """Provide what the delivery mode needs for `shards` shards. Raises BrokerUnavailable or BrokerError."""
+    def prepare(self, config: Config, shards: int = 0, recorded: str | None = None) -> None:
+        """Provide what the delivery mode needs for `shards` shards. Raises BrokerUnavailable or BrokerError, or
+        SchemaError if the progress topic is not the one with the id that the term row records.
+        """
         if config.delivery == EXACTLY_ONCE:
-            topic = _ensure_progress_topic(config, shards)
+            topic = _ensure_progress_topic(config, shards, recorded)
             self.supervisor.lanes_known(topic.lanes)
 
     def join(self, identity: Identity, listener: GroupListener) -> None:
@@ -199,16 +201,16 @@ def unaware_s(config: Config) -> float:
     return max(blind_s, expiry_s(config))
 
 
-def progress_topic(config: Config) -> ProgressTopic | None:
-    """The lanes' topic; created if this harvester needs it."""
+def progress_topic(config: Config, recorded: str | None) -> ProgressTopic | None:
+    """The lanes' topic; created if this harvester needs it. `recorded`: see `ensure_progress_topic`."""
     if config.delivery == EXACTLY_ONCE:
-        return _ensure_progress_topic(config)
+        return _ensure_progress_topic(config, recorded=recorded)
     return find_progress_topic(config.progress_topic, config.common_options())
 
 
-def _ensure_progress_topic(config: Config, shards: int = 0) -> ProgressTopic:
+def _ensure_progress_topic(config: Config, shards: int = 0, recorded: str | None = None) -> ProgressTopic:
     lanes = LANES_OF_A_SHARD * max(shards, config.limits.shards)
-    return ensure_progress_topic(config.progress_topic, config.common_options(), lanes)
+    return ensure_progress_topic(config.progress_topic, config.common_options(), lanes, recorded)
 
 
 def _lane_settings(config: Config) -> LaneSettings:

@@ -212,7 +212,7 @@ class Scene:
         )
         self.supervisor, self.marker = self.parts.supervisor, self.parts.marker
         assert self.marker.mode is not None
-        self.marker.mode.find = lambda: ProgressTopic("walk", "walk", 1)
+        self.marker.mode.find = lambda _recorded: ProgressTopic("walk", "walk", 1)
         to_shard, from_supervisor = os.pipe()
         to_supervisor, from_shard = os.pipe()
         shared = self.supervisor._shared

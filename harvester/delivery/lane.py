@@ -26,8 +26,9 @@ committed.
 
 *Opening a lane* (P19, P20, `Opener`). The term row must be ours; `init_transactions` ends what was open under the lane,
 after which a predecessor can commit nothing; the term row must still be ours, otherwise a zombie has just fenced the
-shard that leads; the lane's progress is read up to its end; what it names is purged; an empty progress record is
-committed. Whatever fails on the way is retried with a new producer until it succeeds or the lane is no longer wanted.
+shard that leads; the topic must be the one that the term row records, since another tells nothing of what was committed
+(P22); the lane's progress is read up to its end; what it names is purged; an empty progress record is committed.
+Whatever fails on the way is retried with a new producer until it succeeds or the lane is no longer wanted.
 
 *After a change of server* (P49), or after ids have started again, the progress is of another incarnation, and its ids
 may have been given to other rows. Then only rows with matching sums, which are unchanged, are purged.
@@ -50,9 +51,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from harvester.bounds import SILENT, read_bounds
 from harvester.delivery.progress import VERSIONS, EncodedProgress, Progress, decode, encode, most_ids, same_rows
-from harvester.delivery.progress_topic import largest_record_bytes, why_refused
+from harvester.delivery.progress_topic import check_recorded, find_progress_topic, largest_record_bytes, why_refused
 from harvester.delivery.retries import FATE_UNKNOWN
-from harvester.errors import BrokerError, BrokerUnavailable
+from harvester.errors import BrokerError, BrokerUnavailable, SchemaError
 from harvester.record import RowVersions
 
 _INIT_S = 0.5  # one attempt; it is repeated
@@ -196,9 +197,7 @@ class Lane:
         return outcome
 
     def note(self, progress: EncodedProgress) -> TransactionOutcome:
-        """Send a progress record that names only earlier transactions of the lane: it makes the partition known to the
-        coordinator.
-        """
+        """Send a progress record of earlier transactions alone: it makes the partition known to the coordinator."""
         outcome = self._call(lambda: self._note(progress))
         self.noted = outcome is TransactionOutcome.DONE
         return outcome
@@ -289,8 +288,7 @@ class Lane:
 
     def log_in(self, user: str, password: str) -> None:
         """Use these credentials from now on; thread-safe."""
-        producer = getattr(self, "_producer", None)
-        if producer is not None:
+        if (producer := getattr(self, "_producer", None)) is not None:
             producer.set_sasl_credentials(user, password)
 
     def _ended(self, end: Callable[[], None]) -> TransactionOutcome:
@@ -348,10 +346,8 @@ class Lanes:
         self._settings = replace(
             settings, options={**settings.options, **given}, producer={**settings.producer, **given}
         )
-        for reference in self._opened:
-            lane = reference()
-            if lane is not None:
-                lane.log_in(user, password)
+        for lane in filter(None, [reference() for reference in self._opened]):
+            lane.log_in(user, password)
 
     def open(self, number: int) -> Lane:
         """A lane with its own producer; `init` has not been called yet."""
@@ -365,8 +361,7 @@ class Lanes:
             "logger": witness,
             "error_cb": lambda _error: None,  # what matters fails a call, or is logged
         }
-        producer = self._make_producer(options)
-        lane = Lane(number, self._settings.topic, producer, witness, earliest_resend_s(given))
+        lane = Lane(number, self._settings.topic, self._make_producer(options), witness, earliest_resend_s(given))
         self._opened = (*(each for each in self._opened if each() is not None), weakref.ref(lane))
         return lane
 
@@ -384,13 +379,17 @@ class Lanes:
 
     def explain(self, lane: Lane) -> str:
         """Why the lane's last transaction was refused, and what to do about it."""
-        topic, refused = self._settings.topic, lane.refused
-        if refused is None and lane.not_added.get(topic) == NOT_ALLOWED.str():
-            refused = NOT_ALLOWED
+        topic, not_added = self._settings.topic, lane.not_added
+        refused = lane.refused or (NOT_ALLOWED if not_added.get(topic) == NOT_ALLOWED.str() else None)
         if refused is None:
-            return "; ".join([lane.error, *(f"topic {name}: {why}" for name, why in lane.not_added.items())])
+            return "; ".join([lane.error, *(f"topic {name}: {why}" for name, why in not_added.items())])
         self._room = None  # the limit may have been lowered
         return why_refused(topic, lane.number, refused, self._settings.options)
+
+    def check_topic(self, recorded: str | None) -> None:
+        """Raises SchemaError if the progress topic is not this one (`check_recorded`), or BrokerError."""
+        if recorded is not None:
+            check_recorded(find_progress_topic(self._settings.topic, self._settings.options), recorded)
 
     def progress(self, number: int, timeout_s: float) -> Progress | None:
         """The content of the lane's last committed record; None if there is none. To be called after fencing the lane.
@@ -403,8 +402,8 @@ class Lanes:
         if low == end:
             return None
         back = _READ_BACK_RECORDS
-        options = {**self._consumer_options(), "isolation.level": "read_committed", "enable.partition.eof": True}
-        consumer = Consumer(options)
+        reading = {"isolation.level": "read_committed", "enable.partition.eof": True}
+        consumer = Consumer({**self._consumer_options(), **reading})
         try:
             while True:
                 start = max(low, end - back)
@@ -419,14 +418,12 @@ class Lanes:
         """The first offset, and the end including uncommitted records."""
         asking = Consumer({**self._consumer_options(), "isolation.level": "read_uncommitted"})
         try:
-            low, end = read_bounds(asking, self._settings.topic, number, timeout_s)
+            return read_bounds(asking, self._settings.topic, number, timeout_s)
         except KafkaException as error:
-            raise BrokerUnavailable(
-                f"the ends of {self._settings.topic}/{number} could not be read: {error}"
-            ) from error
+            where = f"{self._settings.topic}/{number}"
+            raise BrokerUnavailable(f"the ends of {where} could not be read: {error}") from error
         finally:
             asking.close()
-        return low, end
 
     def _consumer_options(self) -> dict[str, Any]:
         return {
@@ -490,6 +487,7 @@ class LaneHost(Protocol):
     """
 
     def term_row(self) -> tuple[int, str | None] | None: ...  # term and holder in the term row
+    def progress_topic(self) -> str | None: ...  # the id that the progress topic must have; see `check_recorded`
     def delete(self, rows: RowVersions) -> bool: ...  # purge these rows
     # Purge the rows that `same` chooses, except those that an older row of their key stays ahead of; returns their ids.
     # `incarnation`: the one of their records.
@@ -548,11 +546,15 @@ class Opener:
             return failure
         self._check(under)
         self._host.fenced(lane.number)
+        recorded = self._host.progress_topic()
         try:
+            self._lanes.check_topic(recorded)
             progress = self._lanes.progress(lane.number, _READ_S)
+            if progress is None:
+                self._lanes.check_topic(recorded)  # it may have been recreated just before it was read
             lane.room = self._lanes.room()
-        except BrokerError as error:
-            return error.message
+        except (BrokerError, SchemaError) as error:
+            return f"{error.message}; {error.hint}" if error.hint else error.message
         if progress is None or not progress.ids:
             published([])
             return None
@@ -590,9 +592,7 @@ class Opener:
         return lane.error
 
     def _check(self, under: Leadership) -> None:
-        if self._host.is_over():
-            raise Superseded
-        row: Any = self._host.term_row()
+        row: Any = None if self._host.is_over() else self._host.term_row()
         if row is None or self._host.is_over():
             raise Superseded
         if row != (under.term, under.holder):

@@ -19,7 +19,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from harvester.bounds import SILENT, answer
 from harvester.delivery.progress import LEAST_RECORD_BYTES
-from harvester.errors import BrokerError, BrokerUnavailable
+from harvester.errors import BrokerError, BrokerUnavailable, SchemaError
 
 _REPLICAS = 3
 _TIMEOUT_S = 5.0
@@ -52,18 +52,44 @@ def find_progress_topic(name: str, options: Mapping[str, Any]) -> ProgressTopic 
     return _Admin(name, options).find()
 
 
-def ensure_progress_topic(name: str, options: Mapping[str, Any], lanes: int) -> ProgressTopic:
-    """The topic with at least this many lanes. Raises BrokerUnavailable or BrokerError."""
+def ensure_progress_topic(
+    name: str, options: Mapping[str, Any], lanes: int, recorded: str | None = None
+) -> ProgressTopic:
+    """The topic with at least this many lanes; `recorded`: see `check_recorded`.
+
+    Raises BrokerUnavailable, BrokerError or SchemaError.
+    """
     admin = _Admin(name, options)
     found = admin.find()
     if found is None:
         admin.create(lanes)
     else:
+        check_recorded(found, recorded)  # first: another topic's settings are of no interest
         admin.check_settings()
         if found.lanes >= lanes:
             return found
         admin.widen(lanes)
-    return admin.await_lanes(lanes)
+    made = admin.await_lanes(lanes)
+    check_recorded(made, recorded)
+    return made
+
+
+def check_recorded(found: ProgressTopic | None, recorded: str | None) -> None:
+    """Raises SchemaError if this is not the topic with the id that the term row records.
+
+    `recorded`: None if any is accepted; empty if the row, which a leader has filled, has been emptied since.
+    """
+    if recorded is None or (found is not None and found.id == recorded):
+        return
+    if not recorded:
+        raise SchemaError("the term row no longer records a progress topic", hint="start the harvesters again")
+    what = "is missing" if found is None else f"is a different one ({found.id})"
+    raise SchemaError(
+        f"the progress topic, {recorded}, {what}: records that are committed in Kafka and still in"
+        " the outbox would be published again",
+        hint="restore it; or, to accept repeats, run UPDATE <outbox>_term SET progress_topic = NULL, and start the"
+        " harvesters again",
+    )
 
 
 def durable(brokers: int) -> tuple[int, dict[str, str]]:

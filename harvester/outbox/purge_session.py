@@ -173,6 +173,12 @@ class PurgeSession:
         assert self._connection is not None
         return read_holder(self._connection, self._table)
 
+    def progress_topic(self) -> str | None:
+        """The id of the progress topic that the term row records, if any."""
+        assert self._connection is not None
+        row = self._connection.execute(f"SELECT progress_topic FROM {self._table.term}").fetchone()
+        return row[0] if row is not None else None
+
     def delete(self, rows: RowVersions, incarnation: UUID | None = None) -> list[int]:
         """Delete these rows; returns the ids that other records now have, which are left alone.
 

@@ -73,6 +73,7 @@ _PATIENCE_S = 0.5  # for a record that has timed out before
 _IDLE_S = 30.0  # after this, the client's pending events are served
 _AHEAD_S = 0.5  # how long a transaction without records stays open
 _UNSAID = 2  # consecutive refusals without a record at fault before they are reported
+_GONE = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 
 
@@ -90,7 +91,8 @@ class Transactor:
         dated: bool = False,
     ) -> None:
         self._intake, self._lanes, self._shard, self._index = intake, lanes, shard, shard.index
-        self.term_row, self.delete, self.delete_same = purger.term, purger.delete, purger.delete_same
+        self.term_row, self.progress_topic = purger.term, purger.progress_topic
+        self.delete, self.delete_same = purger.delete, purger.delete_same
         self._opener = Opener(lanes, self)
         self._idle: Lane | None = None  # the shard's other lane, which is next
         self._found: set[int] = set()  # ids that the opened lanes had committed, while some are not open yet
@@ -201,7 +203,13 @@ class Transactor:
         return True
 
     def _repeat(self, lane: Lane) -> None:
-        """The transaction was refused and none of its records is at fault: report why, and wait."""
+        """The transaction was refused and none of its records is at fault: report why, and wait.
+
+        If the progress topic is gone, the lanes are opened again, and opening waits until it is back.
+        """
+        if lane.refused is not None and lane.refused.name() in _GONE:
+            self._lose_lanes()
+            return
         self._refused += 1
         if self._refused <= _UNSAID:
             return

@@ -156,6 +156,10 @@ class Purger(threading.Thread):
         """Term and holder as currently in the term row, read on this thread; None: see `ask`."""
         return self.ask(self._session.term)
 
+    def progress_topic(self) -> str | None:
+        """The id of the progress topic that the term row records, empty if it records none; None: see `ask`."""
+        return self.ask(lambda: self._session.progress_topic() or "")
+
     def delete(self, rows: RowVersions) -> bool:
         """Delete these rows now, on this thread; False if the thread ends first, as when other rows have their ids."""
 

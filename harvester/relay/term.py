@@ -26,7 +26,7 @@ from typing import Literal, Protocol
 from uuid import UUID
 
 from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Superseded
-from harvester.delivery.progress_topic import ProgressTopic
+from harvester.delivery.progress_topic import ProgressTopic, check_recorded
 from harvester.errors import LeadershipError, SchemaError, TermContested
 from harvester.failpoints import Failpoints
 from harvester.outbox.connection import OutboxIdentity
@@ -196,6 +196,10 @@ class _LaneOwner:
         self._session.ready()
         return self._session.term()
 
+    def progress_topic(self) -> str | None:
+        self._session.ready()
+        return self._session.progress_topic()
+
     def delete(self, rows: RowVersions) -> bool:
         self._session.ready()
         others = self._session.delete(rows)
@@ -214,13 +218,15 @@ class _LaneOwner:
 
 @dataclass(slots=True)
 class DeliveryHandover:
-    """How this harvester delivers. `find` looks up the progress topic, creating it in exactly-once mode."""
+    """How this harvester delivers. `find` looks up the progress topic, creating it in exactly-once mode; its parameter:
+    see `check_recorded`.
+    """
 
     delivery: str
     expiry_s: float  # S + H + D: after this, nothing of an at-least-once leader is on the wire
     lanes: Lanes | None = None
     session: PurgeSession | None = None
-    find: Callable[[], ProgressTopic | None] = lambda: None
+    find: Callable[[str | None], ProgressTopic | None] = lambda _recorded: None
     progress: ProgressTopic | None = None
 
     @property
@@ -237,16 +243,8 @@ class DeliveryHandover:
         if row.delivery == self.delivery == AT_LEAST_ONCE:
             return
         # each time: another harvester may have added lanes, or the topic may have been deleted
-        self.progress = self.find()
-        if row.progress_topic is None:
-            return
-        if self.progress is None or self.progress.id != row.progress_topic:
-            what = "is missing" if self.progress is None else f"is a different one ({self.progress.id})"
-            raise SchemaError(
-                f"the progress topic, {row.progress_topic}, {what}: records that are committed in Kafka and still in"
-                " the outbox would be published again",
-                hint="restore it; or, to accept repeats, run UPDATE <outbox>_term SET progress_topic = NULL",
-            )
+        self.progress = self.find(row.progress_topic)
+        check_recorded(self.progress, row.progress_topic)
 
     @staticmethod
     def is_unreleased(row: TermRow) -> bool:

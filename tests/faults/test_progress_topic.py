@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewTopic,
     ResourceType,
 )
 
+from tests.support.families import family
 from tests.support.harvesting import Scene
 from tests.support.kafka_proxy import END_TXN, KafkaProxy
 from tests.support.wait import eventually
@@ -58,3 +61,34 @@ def test_a_record_that_is_refused_is_said_with_its_remedy_and_tried_ever_more_se
             eventually(lambda: not problem(), 60, "no problem any more")
             load.wait(100)
         assert verify(scene, load) == 0
+
+
+def test_a_topic_that_is_recreated_while_the_relay_runs_is_not_trusted(scene: Scene) -> None:
+    """P22: it says of nothing that it was committed. As brokers make one when a client asks for it."""
+    name = f"{scene.group}.progress"
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap, "broker.address.family": "v4"})
+
+    def recreate() -> bool:
+        """Kafka may still be deleting the former one."""
+        try:
+            admin.create_topics([NewTopic(name, 2)])[name].result(30)
+        except KafkaException:
+            return False
+        return True
+
+    with family(scene, "one", hooks=True, **ONCE) as one:
+        one.wait_leads()
+        with scene.plan.blocked("shard.committed") as reached:
+            scene.add(("k", "1"))
+            reached()
+            admin.delete_topics([name])[name].result(30)
+            eventually(recreate, what="a new topic")
+            one.kill(*one.shards)
+        said = one.running.wait_for_line("lane 0 cannot be opened: the progress topic, [^ ]+, is (a different one|.*)")
+        assert said[1].startswith("a different one")
+        one.kill()
+    assert scene.published() == {"k": ["1"]}
+    with scene.cli(**ONCE) as two:
+        assert two.process.wait(60) == 65
+        assert "is a different one" in two.output
+    assert scene.published() == {"k": ["1"]}

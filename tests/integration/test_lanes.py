@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from harvester.delivery.lane import Lanes, LaneSettings, TransactionOutcome
 from harvester.delivery.progress import EncodedProgress, Progress, encode, most_ids
 from harvester.delivery.progress_topic import ensure_progress_topic, find_progress_topic, why_refused
-from harvester.errors import BrokerError, BrokerUnavailable
+from harvester.errors import BrokerError, BrokerUnavailable, SchemaError
 from tests.conftest import MakeTopic
 from tests.support.consuming import read_topic
 from tests.support.lanes import opened
@@ -133,6 +133,15 @@ def test_a_topic_whose_records_expire_is_refused(options: dict[str, Any], make_t
     with pytest.raises(BrokerError, match=r"cleanup\.policy=compact,delete") as refused:
         ensure_progress_topic(name, options, 2)
     assert name in (refused.value.hint or "")
+
+
+def test_of_another_topic_than_the_recorded_one_nothing_else_is_said(
+    options: dict[str, Any], make_topic: MakeTopic
+) -> None:
+    """P22: brokers recreate one with their own defaults, and altering these would not bring the former one back."""
+    name = make_topic(2, {"cleanup.policy": "delete"})
+    with pytest.raises(SchemaError, match="recorded, is a different one"):
+        ensure_progress_topic(name, options, 2, "recorded")
 
 
 def test_a_topic_that_takes_no_progress_is_refused(options: dict[str, Any], make_topic: MakeTopic) -> None:

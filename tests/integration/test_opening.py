@@ -8,8 +8,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Superseded, TransactionOutcome
+from harvester.delivery.lane import (
+    Deposed,
+    Lanes,
+    LaneSettings,
+    Leadership,
+    Opener,
+    Superseded,
+    TransactionOutcome,
+)
 from harvester.delivery.progress import Progress, encode
+from harvester.delivery.progress_topic import find_progress_topic
 from harvester.record import RowVersions
 from tests.support.lanes import opened
 from tests.support.rows import progress_of, row
@@ -30,10 +39,15 @@ class Database:
         self.rows: Iterator[tuple[int, str | None]] | None = None  # what it says each time, if that changes
         self.over = self.ends = False
         self.troubles: list[str | None] = []
+        self.recorded: str | None = None  # the id of the progress topic
         self.then: Callable[[], None] = lambda: None  # when the lane is fenced
+        self.paused: Callable[[], None] = lambda: None  # before another attempt
 
     def term_row(self) -> tuple[int, str | None] | None:
         return next(self.rows) if self.rows is not None else self.row
+
+    def progress_topic(self) -> str | None:
+        return self.recorded
 
     def delete(self, rows: RowVersions) -> bool:
         self.deleted += [] if self.ends else rows.ids
@@ -51,6 +65,7 @@ class Database:
 
     def pause(self, _seconds: float) -> None:
         """At once."""
+        self.paused()
 
     def trouble(self, text: str | None) -> None:
         self.troubles.append(text)
@@ -113,6 +128,30 @@ def test_ids_of_another_incarnation_are_other_rows(lanes: Lanes, database: Datab
     commit(lanes, Progress(4, uuid4(), (3, 5, 9)))
     assert open_lane(lanes, database) == [[]]
     assert database.deleted == []
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"), [("another", "the progress topic, another, is a different one"), ("", "no longer records")]
+)
+def test_a_topic_that_the_term_row_does_not_record_is_not_read(
+    lanes: Lanes, lane_settings: LaneSettings, database: Database, recorded: str, said: str
+) -> None:
+    """P22: it does not tell what was committed. The lane is opened when the topic is back."""
+    commit(lanes, Progress(4, OURS.incarnation, (3,)))
+    found = find_progress_topic(lane_settings.topic, lane_settings.options)
+    assert found is not None
+
+    def restore() -> None:
+        assert database.deleted == []
+        database.recorded = found.id
+
+    database.recorded, database.paused = recorded, restore
+    assert open_lane(lanes, database) == [[3]]
+    trouble, over = database.troubles
+    assert trouble is not None
+    assert said in trouble
+    assert "start the harvesters again" in trouble, "the remedy"
+    assert over is None
 
 
 NAMED = progress_of([row(record_id=number) for number in (3, 5, 9)], 4, uuid4())

@@ -24,7 +24,7 @@ from harvester.delivery.lane import (
     is_clear,
     judge,
 )
-from harvester.delivery.progress_topic import durable
+from harvester.delivery.progress_topic import ProgressTopic, check_recorded, durable
 
 
 def error(
@@ -257,3 +257,20 @@ def test_a_lane_that_nobody_wants_any_more_is_no_trouble_any_more() -> None:
     with pytest.raises(Superseded):
         Opener(lanes, host).open(0, Leadership(1, "h", uuid4()), lambda _: None)
     assert host.told == ["lane 0 cannot be opened: timed out", None]
+
+
+def test_that_nothing_was_committed_is_believed_of_the_recorded_topic_only() -> None:
+    """P22. It is recreated just before it is read."""
+    host: Any = Unwanted()
+    host.progress_topic, host.fenced = lambda: "recorded", lambda _: None
+    lane = SimpleNamespace(number=0, init=lambda: TransactionOutcome.DONE, close=lambda: None)
+    answers = iter([ProgressTopic("t", "recorded", 2), ProgressTopic("t", "another", 2)])
+    lanes: Any = SimpleNamespace(
+        open=lambda _: lane, progress=lambda *_: None, room=lambda: 100,
+        check_topic=lambda recorded: check_recorded(next(answers), recorded),
+    )  # fmt: skip
+    published: list[list[int]] = []
+    with pytest.raises(Superseded):
+        Opener(lanes, host).open(0, Leadership(1, "h", uuid4()), published.append)
+    assert published == []
+    assert "recorded, is a different one (another)" in host.told[0]

@@ -176,7 +176,7 @@ class Scripted:
     def __init__(self, number: int, calls: list[str]) -> None:
         self.number, self.calls = number, calls
         self.begun = self.noted = False
-        self.refused = None
+        self.refused: KafkaError | None = None
         self.not_added: dict[str, str] = {}
         self.outcomes: dict[str, list[TransactionOutcome]] = {}
         self.error = ""
@@ -245,7 +245,7 @@ class Turns:
         self.intake = TransactionIntake(100, Policy(2, 0.1, 10.0, 30.0, "quarantine"), shard)
         self.intake.batches.most_named = 100
         lanes: Any = SimpleNamespace(explain=lambda _lane: "the progress is refused")
-        purger: Any = SimpleNamespace(term=None, delete=None, delete_same=None)
+        purger: Any = SimpleNamespace(term=None, progress_topic=None, delete=None, delete_same=None)
         self.transactor = Transactor(self.intake, lanes, shard, purger, "harvester", frozenset({"own"}))
         self.lanes = [Scripted(number, self.calls) for number in (0, 1)]
         first, second = cast("list[Lane]", self.lanes)
@@ -377,6 +377,15 @@ def test_records_for_topics_that_may_not_be_written_are_at_fault_and_no_others(
     turns.intake.batches.take(2)
     assert turns.transactor._abort(cast("Lane", turns.lanes[0]))
     assert [poison.id for poison in turns.quarantined] == [2]
+
+
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION])
+def test_lanes_of_a_topic_that_is_gone_are_opened_again(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Opening looks whether it is still the same (P22); in another one nothing is sent."""
+    turns = refused(monkeypatch)
+    turns.lanes[0].refused = KafkaError(code)
+    assert turns.turn()[-3:] == ["abort 0", "close 0", "close 1"]
+    assert (turns.said, turns.pauses) == ([], [])
 
 
 def test_a_lane_that_is_of_no_use_any_more_is_opened_again_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def row(delivery: str, topic: str | None = None, holder: UUID | None = HOLDER) -
 def mode(delivery: str, progress: ProgressTopic | None = None, found: ProgressTopic | None = None) -> DeliveryHandover:
     """`progress` as it was made at the start; `found`: what a look at Kafka finds."""
     return DeliveryHandover(
-        delivery, EXPIRY_S, find=lambda: found if found is not None else progress, progress=progress
+        delivery, EXPIRY_S, find=lambda _: found if found is not None else progress, progress=progress
     )
 
 
@@ -120,7 +120,7 @@ def test_going_back_to_at_least_once_without_the_topic_is_refused(found: Progres
 
 
 def test_at_least_once_after_the_same_does_not_look() -> None:
-    def look() -> ProgressTopic | None:
+    def look(_recorded: str | None) -> ProgressTopic | None:
         raise AssertionError
 
     DeliveryHandover(AT_LEAST_ONCE, EXPIRY_S, find=look).check(row(AT_LEAST_ONCE, "one"))
