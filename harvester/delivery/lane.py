@@ -53,7 +53,7 @@ from harvester.bounds import SILENT, read_bounds
 from harvester.delivery.progress import VERSIONS, EncodedProgress, Progress, decode, encode, most_ids, same_rows
 from harvester.delivery.progress_topic import check_recorded, find_progress_topic, largest_record_bytes, why_refused
 from harvester.delivery.retries import FATE_UNKNOWN
-from harvester.errors import BrokerError, BrokerUnavailable, SchemaError
+from harvester.errors import BrokerUnavailable, HarvesterError
 from harvester.record import RowVersions
 
 _INIT_S = 0.5  # one attempt; it is repeated
@@ -394,8 +394,8 @@ class Lanes:
     def progress(self, number: int, timeout_s: float) -> Progress | None:
         """The content of the lane's last committed record; None if there is none. To be called after fencing the lane.
 
-        Raises BrokerUnavailable if the log's end was not reached in time: while a transaction before it is open, ids
-        that it commits may be hidden.
+        Raises WireError if it cannot be read, BrokerUnavailable if the log's end was not reached in time: while a
+        transaction before it is open, ids that it commits may be hidden.
         """
         deadline = time.monotonic() + timeout_s
         low, end = self._edges(number, timeout_s)
@@ -553,7 +553,7 @@ class Opener:
             if progress is None:
                 self._lanes.check_topic(recorded)  # it may have been recreated just before it was read
             lane.room = self._lanes.room()
-        except (BrokerError, SchemaError) as error:
+        except HarvesterError as error:
             return f"{error.message}; {error.hint}" if error.hint else error.message
         if progress is None or not progress.ids:
             published([])

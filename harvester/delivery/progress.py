@@ -41,6 +41,7 @@ _NARROW, _WIDE = 4, 8
 _VERSION_BYTES = 12
 _CODES = {_NARROW: "I", _WIDE: "Q"}
 VERSIONS = "versions"  # name of the header
+_NOT_OURS = "it was written by a newer harvester, or the progress topic is used for something else"
 
 LEAST_RECORD_BYTES = 4096  # which the topic must accept: hundreds of ids
 _OVERHEAD_BYTES = 256  # of a batch of one record: its headers, key and fixed fields
@@ -163,22 +164,23 @@ def decode(value: bytes, versions: bytes | None = None) -> Progress:
     try:
         version, width, term, incarnation, count, first = _HEAD.unpack_from(value)
     except struct.error as error:
-        raise WireError(f"{len(value)} bytes are not a progress record") from error
+        raise WireError(f"{len(value)} bytes are not a progress record", hint=_NOT_OURS) from error
     steps = max(0, count - 1)
     if version != _VERSION or width not in _CODES or len(value) != _HEAD.size + steps * width:
         raise WireError(
             f"a progress record of version {version} with {len(value)} bytes cannot be read",
-            hint="it was written by a newer harvester, or the progress topic is used for something else",
+            hint=_NOT_OURS,
         )
     distances = array(_CODES[width])
     distances.frombytes(value[_HEAD.size :])
     ids = tuple(accumulate(_swapped(distances), initial=first)) if count else ()
     if steps and (not all(distances) or ids[-1] >= 1 << 63):
-        raise WireError(f"a progress record has ids that no outbox can have: {ids[:3]} … {ids[-1]}")
+        text = f"a progress record has ids that no outbox can have: {ids[:3]} … {ids[-1]}"
+        raise WireError(text, hint=_NOT_OURS)
     if not versions:
         return Progress(term, UUID(bytes=incarnation), ids)
     if len(versions) != count * _VERSION_BYTES:
-        raise WireError(f"a progress record of {count} ids has {len(versions)} bytes of versions")
+        raise WireError(f"a progress record of {count} ids has {len(versions)} bytes of versions", hint=_NOT_OURS)
     words = array("I")
     words.frombytes(versions)
     columns = tuple(_swapped(words))

@@ -17,7 +17,7 @@ from harvester.delivery.lane import (
     Superseded,
     TransactionOutcome,
 )
-from harvester.delivery.progress import Progress, encode
+from harvester.delivery.progress import EncodedProgress, Progress, encode
 from harvester.delivery.progress_topic import find_progress_topic
 from harvester.record import RowVersions
 from tests.support.lanes import opened
@@ -152,6 +152,18 @@ def test_a_topic_that_the_term_row_does_not_record_is_not_read(
     assert said in trouble
     assert "start the harvesters again" in trouble, "the remedy"
     assert over is None
+
+
+def test_a_record_that_cannot_be_read_is_told_and_waited_for(lanes: Lanes, database: Database) -> None:
+    """It could name what was committed, so nothing is sent; a version that can read it may take over meanwhile."""
+    lane = opened(lanes)
+    lane.begin()
+    assert lane.commit(EncodedProgress(b"\x02 of a newer version")) is TransactionOutcome.DONE
+    lane.close()
+    database.paused = lambda: setattr(database, "over", True)
+    with pytest.raises(Superseded):
+        open_lane(lanes, database)
+    assert "20 bytes are not a progress record; it was written by" in (database.troubles[0] or "")
 
 
 NAMED = progress_of([row(record_id=number) for number in (3, 5, 9)], 4, uuid4())
