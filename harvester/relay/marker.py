@@ -281,7 +281,16 @@ class Marker(threading.Thread):
             self.report(m.TermGone(command.holder))
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
-            self.report(m.StatementFailed(command.number, one_line(error)))
+            self._fail(command, error)
+
+    def _fail(self, command: m.Mark | m.Fetch | m.Look, error: Exception) -> None:
+        """Report that a statement failed, and with it those requested next: the machine discards their results, and
+        they may take just as long.
+        """
+        self.report(m.StatementFailed(command.number, one_line(error)))
+        while self._commands and isinstance(following := self._commands[0], m.Mark | m.Fetch | m.Look):
+            self._commands.popleft()
+            self.report(m.StatementFailed(following.number, one_line(error)))
 
     def _mark(self, mark: m.Mark) -> None:
         if not self._connected():
@@ -304,7 +313,7 @@ class Marker(threading.Thread):
             row = self._session.read_term()
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
-            self.report(m.StatementFailed(command.number, one_line(error)))
+            self._fail(command, error)
             return False
         return self._is_where(taken, row)
 

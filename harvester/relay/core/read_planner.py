@@ -136,22 +136,41 @@ class FlowControl:
     A backlog is drained with larger statements than a steady load needs: the batch doubles with each mark that fills
     it, up to `MOST_GROWTH` times the setting, and returns to the setting after one that finds fewer rows than
     requested.
+
+    A statement may fail because its rows take longer than a statement may, and it would fail again, for ever, if as
+    many were requested once more. So each failure leaves a limit of a quarter of its rows, and each statement that
+    fills the limit raises it by an eighth.
     """
 
     def __init__(self, batch: int, ledger: Ledger, deferred: DeferredRows, statements: Statements) -> None:
-        self.batch = self._setting = batch
+        self._grown = self._setting = batch
+        self._limit = MOST_GROWTH * batch  # left by failures
         self._ledger, self._deferred, self._statements = ledger, deferred, statements
         self.expected = MarkEstimate()
         self.stalled = False  # the window stays full, and little is settled
         self._full_since: float | None = None
         self._settled_then = 0
 
+    @property
+    def batch(self) -> int:
+        return min(self._grown, self._limit)
+
     def marked(self, rows: int, limit: int) -> None:
         """A mark that requested up to `limit` rows has brought this many."""
         if rows < limit:
-            self.batch = self._setting
-        elif limit >= self.batch:
-            self.batch = min(2 * self.batch, MOST_GROWTH * self._setting)
+            self._grown = self._setting
+        elif limit >= self._grown:
+            self._grown = min(2 * self._grown, MOST_GROWTH * self._setting)
+        self.brought(rows)
+
+    def brought(self, rows: int) -> None:
+        """A statement has brought this many rows in time."""
+        if rows >= self._limit:
+            self._limit = min(self._limit + max(1, self._limit // 8), MOST_GROWTH * self._setting)
+
+    def failed(self, rows: int) -> None:
+        """A statement that requested this many rows has failed."""
+        self._limit = max(1, min(self._limit, rows // 4))
 
     def is_full(self) -> bool:
         """Whether so many rows wait that nothing more is read."""
@@ -400,6 +419,7 @@ class ReadPlanner:
     def fetched(self, number: int, rows: Sequence[Row], now: float) -> Taken:
         """Sort a fetch's rows. Missing rows have left the table, whoever deleted them."""
         taken = self.dispatcher.fetched(self._end(number, now).parts, rows)
+        self._flow.brought(len(rows))
         self._ledger.done(number)
         self._idle = 0
         return taken
@@ -421,6 +441,13 @@ class ReadPlanner:
         return statement
 
     # -- failures
+
+    def failed(self, number: int) -> None:
+        """A statement has failed: request fewer rows, and discard the results of all under way (P4)."""
+        statement = self.statements.under_way[number]
+        if not isinstance(statement.asked, Look):
+            self._flow.failed(statement.rows)
+        self.abandon()
 
     def park(self, name: KeyOrId, shard: int, ids: Sequence[int], not_before: float, held: bool) -> None:
         """A record failed and will be retried at `not_before`; `ids` are the record and those behind it."""

@@ -378,7 +378,7 @@ class StateMachine:
         """A statement that was sent may have taken effect: only a new leader id finds its rows again."""
         if not self.planner.knows(number):
             return []
-        self.planner.abandon()
+        self.planner.failed(number)
         return self.remark(f"a mark failed: {error}", now)
 
     def _dispatch(self, taken: Taken) -> list[m.Command]:

@@ -16,7 +16,16 @@ from harvester import failpoints
 from harvester.outbox.connection import OutboxIdentity
 from harvester.outbox.leader_session import Holders
 from harvester.outbox.sql.queries import IdSpace
-from harvester.relay.core.messages import DatabaseTrouble, Mark, ReleaseTerm, Report, ServerChanged, TakeTerm
+from harvester.relay.core.messages import (
+    DatabaseTrouble,
+    Fetch,
+    Mark,
+    ReleaseTerm,
+    Report,
+    ServerChanged,
+    StatementFailed,
+    TakeTerm,
+)
 from harvester.relay.marker import Marker, MarkReader, RetryDelays, idle_wait_s
 
 PACE = RetryDelays(mark_backoff_s=0.001, mark_backoff_max_s=0.016, io_error_backoff_s=1, statement_timeout_s=1)
@@ -124,3 +133,28 @@ def test_a_harvester_that_only_stands_by_finds_that_its_database_is_back() -> No
     marker._rest()
     assert said == [DatabaseTrouble(None)]
     assert marker.unreachable_s(time.monotonic()) == 0.0
+
+
+def test_with_a_statement_those_requested_next_fail() -> None:
+    """They would be executed in vain, and those that take too long hold up the ones of the remark."""
+    said: list[Report] = []
+
+    def mark(**_: Any) -> Any:
+        raise psycopg.OperationalError("it took too long")
+
+    def never(**_: Any) -> Any:
+        raise AssertionError("in vain")
+
+    session: Any = SimpleNamespace(
+        is_open=True, register=lambda *_: None, read_bookmark=lambda: None, place=None, shape=None, close=lambda: None,
+        holders=lambda: Holders({}, 50, 300, None, 100), mark=mark, fetch=never,
+    )  # fmt: skip
+    relay: Any = SimpleNamespace(report=said.append)
+    pace = RetryDelays(0.001, 0.016, io_error_backoff_s=0, statement_timeout_s=1)
+    marker = Marker(session, pace, "name", relay, cast(Any, None), failpoints.load(), cast(Any, None))
+    holder = uuid4()
+    for command in (Mark(2, 1, holder, holder, 100), Fetch(3, 1, holder, (5,)), ReleaseTerm(1, holder)):
+        marker.perform(command)
+    marker._read(Mark(1, 1, holder, holder, 100))
+    assert [report.number for report in said if isinstance(report, StatementFailed)] == [1, 2, 3]
+    assert list(marker._commands) == [ReleaseTerm(1, holder)]

@@ -130,3 +130,96 @@ def test_a_large_row_of_a_hot_key_that_is_locked_stops_only_its_key() -> None:
     for turn in range(1_000):
         table.turn(turn * 0.1, lock={1})
     assert not [i for i in table.left if i > 150]
+
+
+# -- statements that take too long
+
+
+def carry(driver: Driver, most: int, left: dict[int, Row], turns: int) -> list[int]:
+    """The sizes requested, of marks and fetches, on a link that carries this many rows within a statement's time."""
+    machine, high, sizes = driver.machine, 0, list[int]()
+    for _ in range(turns):
+        commands: list[c.Command] = machine.tick(driver.now)
+        for statement in list(machine.planner.statements.under_way.values()):
+            asked = statement.asked
+            if not machine.planner.knows(asked.number):
+                continue
+            assert isinstance(asked, c.Mark | c.Fetch)
+            if isinstance(asked, c.Fetch):
+                found = [left[i] for i in asked.ids if i in left]
+                sizes.append(len(asked.ids))
+            else:
+                found = [left[i] for i in sorted(left) if i > high][: asked.limit]
+                sizes.append(asked.limit)
+            if len(found) > most:
+                machine.statement_failed(asked.number, "statement timeout", driver.now)
+                commands, high = driver.answer(), 0
+            elif isinstance(asked, c.Fetch):
+                commands += machine.fetched(asked.number, found, driver.now)
+            else:
+                high = found[-1][0] if found else high
+                commands += machine.marked(asked.number, found, driver.now)
+        for shard, ids in (item for command in commands for item in sent([command]).items()):
+            for record_id in ids:
+                del left[record_id]
+            machine.settled(shard, ids, driver.now)
+    return sizes
+
+
+def test_a_mark_that_takes_too_long_is_not_repeated_as_it_was() -> None:
+    """It would take too long again, and nothing would ever be published."""
+    for most in (1, 7, 60):
+        driver = Driver(DEFAULTS)
+        driver.lead()
+        left: dict[int, Row] = {i: (i, b"k%d" % i, raw_row(record_id=i, key=b"k%d" % i)) for i in range(1, 301)}
+        sizes = carry(driver, most, left, 1_500)
+        assert not left
+        assert sum(size > most for size in sizes if size) < len(sizes) / 2
+
+
+def test_a_failure_bounds_fetches_and_marks_alike() -> None:
+    driver = Driver(DEFAULTS)
+    driver.lead()
+    driver.machine.statement_failed(driver.under_way(c.Mark), "statement timeout", driver.now)
+    driver.answer()
+    shards = driver.machine.planner.shards
+    shards[0].ready = shards[1].ready = False
+    left = {i: (i, b"k%d" % i, raw_row(record_id=i, key=b"k%d" % i)) for i in range(1, 201)}
+    while len(left) > driver.machine.planner.deferred.rows:
+        at = driver.machine.planner.deferred.rows
+        driver.mark(*[left[i] for i in range(at + 1, at + 26)])
+    shards[0].ready = shards[1].ready = True
+    driver.machine.proceed(driver.now)
+    asked = driver.machine.planner.statements.under_way[driver.under_way(c.Fetch)].asked
+    assert isinstance(asked, c.Fetch)
+    assert len(asked.ids) <= 60, "the limit, raised by the marks that filled it"
+    driver.machine.statement_failed(asked.number, "statement timeout", driver.now)
+    driver.answer()
+    again = driver.machine.planner.statements.under_way[driver.under_way(c.Mark)].asked
+    assert isinstance(again, c.Mark)
+    assert again.limit == len(asked.ids) // 4
+
+
+def test_a_failure_leaves_a_limit_that_statements_which_fill_it_raise() -> None:
+    flow = FlowControl(100, Driver().machine.ledger, DeferredRows(), Statements())
+    for _ in range(4):
+        flow.marked(flow.batch, flow.batch)
+    flow.failed(1_000)
+    assert flow.batch == 250
+    flow.failed(250)
+    flow.failed(60)
+    flow.failed(15)
+    flow.failed(3)
+    flow.failed(1)
+    assert flow.batch == 1
+    flow.marked(0, 1)
+    assert flow.batch == 1, "it proves nothing about more rows"
+    grown = []
+    while flow.batch < 1_000:
+        flow.brought(flow.batch - 1)
+        flow.marked(flow.batch, flow.batch)
+        grown.append(flow.batch)
+    assert grown[:9] == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert len(grown) < 60
+    flow.marked(1_000, 1_000)
+    assert flow.batch == 1_000
