@@ -38,6 +38,7 @@ from harvester.outbox.sql.queries import Row
 from harvester.outbox.tables import OutboxTable
 
 SILENCE_MARGIN_S = 5.0  # in addition to the server's statement timeout
+_MOST_BYTES = 1 << 28  # of the rows of one statement
 _LOCK_WAIT = "2s"  # for the term row, at a take-over
 
 Session = tuple[int, str]  # pid, backend_start
@@ -339,6 +340,9 @@ class MarkSession(TermSession):
         No rows are returned if one of the `watched` transactions has ended: `over` then names those. The rows are
         marked in the table with `leader_id`; None: nothing is written. If the fence (P8) is the reason for an empty
         result, it raises TermLost, given `checks_term`.
+
+        Rows beyond `_MOST_BYTES` come without their raw tuple, to be fetched later: until a mark has shown how large
+        rows are, nothing else bounds the memory that they take.
         """
         connection, shape, fence = self._open(), self._shape(), self._fence(term, holder, watched)
         if leader_id is None:
@@ -349,16 +353,16 @@ class MarkSession(TermSession):
             )
         # The commit of a writing mark is durable, and with it everything committed before.
         copy = copy_durable_rows if leader_id is None else copy_rows
-        rows = copy(connection, statement, self._statement_timeout_s + SILENCE_MARGIN_S)
+        rows = copy(connection, statement, self._statement_timeout_s + SILENCE_MARGIN_S, _MOST_BYTES)
         self.over = ()
         if not rows and (checks_term or watched):
             self.over = self._check_term(term, holder, watched)
         return rows
 
     def fetch(self, *, term: int, holder: UUID, ids: tuple[int, ...]) -> list[Row]:
-        """Those of these rows that exist, sorted by id. Raises TermLost like `mark`."""
+        """Those of these rows that exist, sorted by id, bounded like those of `mark`. Raises TermLost like it."""
         statement = queries.fetch(self.table, self._shape(), fence=self._fence(term, holder), ids=ids)
-        rows = copy_durable_rows(self._open(), statement, self._statement_timeout_s + SILENCE_MARGIN_S)
+        rows = copy_durable_rows(self._open(), statement, self._statement_timeout_s + SILENCE_MARGIN_S, _MOST_BYTES)
         if not rows:
             self._check_term(term, holder)
         return rows

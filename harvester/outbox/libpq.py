@@ -17,6 +17,7 @@ written to the WAL, before the WAL insert position that the statement reads afte
 
 from __future__ import annotations
 
+import math
 import select
 import struct
 import time
@@ -116,16 +117,20 @@ _HEAD = struct.Struct(">hiIiqi")  # field count, xmin and id, each after its len
 _HEAD_BYTES = _HEAD.size
 
 
-def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[Row]:
+def copy_rows(connection: Connection, statement: str, timeout_s: float, most_bytes: float = math.inf) -> list[Row]:
     """Run one COPY; returns its rows as (id, key, raw tuple), sorted by id.
+
+    Once more than `most_bytes` have arrived, further rows come without their raw tuple: it is empty.
 
     Raises psycopg.Error if the statement fails, and psycopg.OperationalError if the connection breaks or nothing
     arrives for `timeout_s`: in that case the statement may or may not have taken effect.
     """
-    return _copy(connection.pgconn, statement, timeout_s)[0]
+    return _copy(connection.pgconn, statement, timeout_s, most_bytes)[0]
 
 
-def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: float) -> list[Row]:
+def copy_durable_rows(
+    connection: Connection[Any], statement: str, timeout_s: float, most_bytes: float = math.inf
+) -> list[Row]:
     """Like `copy_rows`, but returns once no crash of this server can undo the returned rows.
 
     `statement` records the WAL position (`queries.WAL_POSITION`); how far the WAL is flushed is read in the same round
@@ -133,7 +138,7 @@ def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: fl
     others have written in the meantime. If the role may not do that, the server's own writer does it in less than a
     second.
     """
-    rows, positions = _copy(connection.pgconn, f"{statement}; {_POSITIONS}", timeout_s)
+    rows, positions = _copy(connection.pgconn, f"{statement}; {_POSITIONS}", timeout_s, most_bytes)
     if not rows:
         return rows
     assert positions is not None, "a second statement has a result"
@@ -149,7 +154,9 @@ def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: fl
     return rows
 
 
-def _copy(pgconn: pq.abc.PGconn, statements: str, timeout_s: float) -> tuple[list[Row], pq.abc.PGresult | None]:
+def _copy(
+    pgconn: pq.abc.PGconn, statements: str, timeout_s: float, most_bytes: float
+) -> tuple[list[Row], pq.abc.PGresult | None]:
     """The rows of a COPY, and the result of the statement after it, if any.
 
     A database in SQL_ASCII can hold any bytes, and a server that has to convert them to UTF-8 refuses the whole
@@ -159,6 +166,8 @@ def _copy(pgconn: pq.abc.PGconn, statements: str, timeout_s: float) -> tuple[lis
     before = "SET LOCAL client_encoding TO SQL_ASCII; " if unconverted else ""
     pgconn.send_query((before + statements).encode())
     chunks: list[bytes] = []
+    cut: list[Row] = []
+    arrived = 0
     flush(pgconn, timeout_s)
     result = next_result(pgconn, timeout_s)
     if unconverted and result is not None and result.status == pq.ExecStatus.COMMAND_OK:
@@ -171,8 +180,11 @@ def _copy(pgconn: pq.abc.PGconn, statements: str, timeout_s: float) -> tuple[lis
         raise error
     while True:
         size, data = pgconn.get_copy_data(1)
-        if size > 0:
+        if size > 0 and arrived <= most_bytes:
             chunks.append(bytes(data))
+            arrived += size
+        elif size > 0:
+            cut += [(record_id, key, b"") for record_id, key, _ in parse([bytes(data)])]
         elif size == 0:
             wait_for_server(pgconn, timeout_s)
             pgconn.consume_input()
@@ -186,7 +198,7 @@ def _copy(pgconn: pq.abc.PGconn, statements: str, timeout_s: float) -> tuple[lis
             error = error_from_result(result, encoding="utf-8")
             drain(pgconn, timeout_s)
             raise error
-    return parse(chunks), second
+    return sorted(parse(chunks) + cut) if cut else parse(chunks), second
 
 
 def _is_flushed(connection: Connection[Any], position: str) -> bool:

@@ -12,6 +12,8 @@ import psycopg
 import pytest
 
 from harvester.delivery.decode import Broken, decode
+from harvester.outbox import leader_session
+from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.libpq import copy_rows
 from harvester.outbox.schema import inspect
 from harvester.outbox.sql import queries
@@ -163,3 +165,33 @@ def test_an_outbox_without_partitions(rich: psycopg.Connection[Any]) -> None:
                  " VALUES (now(), 't', '{}', '{}')")  # fmt: skip
     [(_, _, raw)] = mark(rich)
     assert decode_one(raw).partition == -1
+
+
+@pytest.mark.parametrize("how", ["memory", "table", "fetch"])
+def test_rows_beyond_a_sum_of_bytes_come_without_their_content(
+    rich: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nothing else bounds what a mark takes in before anything is known of the rows' size."""
+    monkeypatch.setattr(leader_session, "_MOST_BYTES", 25_000)
+    for number in range(1, 8):
+        rich.execute(
+            "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value)"
+            " VALUES (clock_timestamp(), 't', %s, %s)",
+            (f"k{number}" if number != 6 else None, b"v" * 10_000),
+        )
+    holder = uuid4()
+    rich.execute("UPDATE outbox_term SET term = 1, holder = %s", (holder,))
+    session = MarkSession(rich.info.dsn, OUTBOX, "test", 10)
+    session.open()
+    try:
+        if how == "fetch":
+            rows = session.fetch(term=1, holder=holder, ids=tuple(range(1, 8)))
+        else:
+            leader_id = uuid4() if how == "table" else None
+            rows = session.mark(term=1, holder=holder, leader_id=leader_id, limit=100, high=None, gaps=())
+    finally:
+        session.close()
+    keys = [b"k1", b"k2", b"k3", b"k4", b"k5", None, b"k7"]
+    assert [(record_id, key) for record_id, key, _ in rows] == list(enumerate(keys, 1))
+    assert [len(raw) > 10_000 for _, _, raw in rows] == [True] * 3 + [False] * 4
+    assert [raw for _, _, raw in rows[3:]] == [b""] * 4

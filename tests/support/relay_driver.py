@@ -89,4 +89,8 @@ def keyed(*ids: int) -> list[Row]:
 def sent(commands: list[c.Command]) -> dict[int, list[int]]:
     """The ids of the rows that are sent, by shard."""
     frames = [(s.shard, s.frame) for s in commands if isinstance(s, c.Send)]
-    return {shard: [r.id for r in decode(frame.rows)] for shard, frame in frames if isinstance(frame, f.Dispatch)}
+    found: dict[int, list[int]] = {}
+    for shard, frame in frames:
+        if isinstance(frame, f.Dispatch):
+            found.setdefault(shard, []).extend(r.id for r in decode(frame.rows))
+    return found

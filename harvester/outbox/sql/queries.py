@@ -25,7 +25,7 @@ from harvester.outbox.shape import OutboxShape
 from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable, doubled
 
-# The result of statements that read rows: the id, the key, and the row as the server sent it.
+# The result of statements that read rows: the id, the key, and the row as the server sent it (empty: cut off).
 Row = tuple[int, bytes | None, bytes]
 
 _NEAR_IDS = 1_000

@@ -4,6 +4,7 @@ Theory. A row of a mark is skipped if it is known already (P3). It is deferred b
 nothing, or behind its key if the key is deferred or has `max_queued_per_key` rows under way; otherwise it is sent. So
 nothing of a key is sent while anything older of it waits, whatever is on its way from the database at that moment: the
 decision is made when a row arrives, not when its statement was sent, and nothing has to be returned to the table.
+A row that was *cut off*, since those before it were too large together, came without its content: it is deferred too.
 
 *How many shards* (`Spread`). A shard that gets one record at a time wakes its threads, calls its broker and commits its
 purge for that one record; on a small machine, eight such shards cost four times as much as a single shard that gets
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from harvester.delivery.partitioner import shard_of
 from harvester.relay.core.deferred import DeferredRows, KeyOrId
@@ -129,7 +131,7 @@ class Dispatcher:
     def __init__(self, ledger: Ledger, deferred: DeferredRows, shards: ShardFlows, spread: Spread) -> None:
         self._ledger, self._deferred, self._flows, self._spread = ledger, deferred, shards, spread
         self._takes = shards.takes
-        self.crowded = 0  # rows of this result whose keys found no room
+        self.crowded = 0  # rows of this result whose keys found no room, or that were cut off
         self._now = 0.0
         self._kept = 0  # places in flight reserved for other results
         self._stalled = False
@@ -149,7 +151,7 @@ class Dispatcher:
         if not deferred.by_shard:
             self._spread.grow(ledger.in_flight_with(new))
         taken: Taken = {}
-        flows = shards.all_take() and not self._stalled
+        flows = shards.all_take() and not self._stalled and all(row[2] for row in new)
         if flows and not deferred.by_key and not deferred.by_shard:
             silent = [index for index in range(len(shards)) if not ledger.unsettled_of(index)]
             taken = ledger.add_rows(new, self._spread.active, ledger.room() - self._kept)
@@ -218,7 +220,7 @@ class Dispatcher:
             self._deferred.defer_behind_shard(index, record_id)
         elif key is not None and self._is_enough(key):
             self._defer(key, index, record_id)
-        elif self._is_crowded(key):
+        elif not row[2] or self._is_crowded(key):
             self.crowded += 1
             name = record_id if key is None else key
             self._defer(name, index, record_id)
@@ -246,9 +248,14 @@ class Dispatcher:
             queue.tried = False
             self._deferred.give_back(name, [row[0] for row in rows])
         else:
-            for row in self._ledger.unknown(rows):
+            new = self._ledger.unknown(rows)
+            whole = list(takewhile(lambda row: row[2], new))
+            for row in whole:
                 self._send(row, part.shard, taken)
-            if queue.tried and not rows:
+            if len(whole) < len(new):
+                queue.tried = False
+                self._deferred.give_back(name, [row[0] for row in new[len(whole) :]])
+            elif queue.tried and not rows:
                 self._deferred.unpark(queue)  # the row to be tried has left the table
         self._deferred.fetched(name)
         if name not in self._deferred.by_key and isinstance(name, bytes):

@@ -18,7 +18,7 @@ import json
 import math
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, get_type_hints
@@ -324,7 +324,8 @@ _CHECKS: dict[Any, _Check] = {
 _LENGTH = struct.Struct(">I")
 _DISPATCH = struct.Struct(">cIq")
 _NO_LOW_WATER = -(2**63)
-MAX_FRAME_BYTES = 1 << 30
+MAX_FRAME_BYTES = (1 << 30) + (1 << 10)  # the largest row that the server can send, and its frame's head
+_MANY_BYTES = 1 << 26
 MAX_ANSWER_BYTES = 1 << 26  # from a shard: ids, numbers and texts only
 
 _RARE: dict[bytes, type[Any]] = {
@@ -350,6 +351,19 @@ _RARE: dict[bytes, type[Any]] = {
     b"w": Trouble,
 }
 _LETTER = {kind: letter for letter, kind in _RARE.items()}
+
+
+def in_pieces(rows: Iterable[bytes]) -> Iterator[bytes]:
+    """These rows in their order, in pieces for one `Dispatch` each: a single row, or no more than 64 MiB."""
+    piece: list[bytes] = []
+    size = 0
+    for row in rows:
+        if size + len(row) > _MANY_BYTES and piece:
+            yield b"".join(piece)
+            piece, size = [], 0
+        piece.append(row)
+        size += len(row)
+    yield b"".join(piece)
 
 
 def encode(frame: Frame) -> bytes:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from harvester.delivery.partitioner import shard_of
 
-Row = tuple[int, bytes | None, bytes]  # id, key, the row as the database sent it
+Row = tuple[int, bytes | None, bytes]  # id, key, the row as the database sent it (empty: cut off)
 
 
 @dataclass(slots=True, eq=False)

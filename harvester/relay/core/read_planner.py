@@ -53,8 +53,14 @@ class MarkEstimate:
         if not rows:
             return
         self._share += (max(new_keys / len(rows), _LEAST_SHARE) - self._share) * _WEIGHT
-        row_bytes = sum(len(row[2]) for row in rows) / len(rows)
-        self._row_bytes += (row_bytes - self._row_bytes) * (_WEIGHT if self._row_bytes else 1.0)
+        self.weigh(rows)
+
+    def weigh(self, rows: Sequence[Row]) -> None:
+        """A mark or a fetch has brought these rows: so large are they. Those that were cut off do not count."""
+        sizes = [len(row[2]) for row in rows if row[2]]
+        if sizes:
+            row_bytes = sum(sizes) / len(sizes)
+            self._row_bytes += (row_bytes - self._row_bytes) * (_WEIGHT if self._row_bytes else 1.0)
 
     def rows(self, keys: int) -> int:
         """How many rows may be requested when there is room for this many keys."""
@@ -419,6 +425,7 @@ class ReadPlanner:
     def fetched(self, number: int, rows: Sequence[Row], now: float) -> Taken:
         """Sort a fetch's rows. Missing rows have left the table, whoever deleted them."""
         taken = self.dispatcher.fetched(self._end(number, now).parts, rows)
+        self._flow.expected.weigh(rows)
         self._flow.brought(len(rows))
         self._ledger.done(number)
         self._idle = 0

@@ -49,7 +49,7 @@ from uuid import UUID
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay.core import messages as m
 from harvester.relay.core.dispatcher import Spread, Taken
-from harvester.relay.core.frames import Dispatch, ParkAcknowledged, Remark
+from harvester.relay.core.frames import Dispatch, ParkAcknowledged, Remark, in_pieces
 from harvester.relay.core.leadership import Doubt, RelaySettings, RemarkReplies, Tenure
 from harvester.relay.core.ledger import Ledger, Row
 from harvester.relay.core.read_planner import ReadPlanner
@@ -383,8 +383,9 @@ class StateMachine:
 
     def _dispatch(self, taken: Taken) -> list[m.Command]:
         return [
-            m.Send(index, Dispatch(self.epoch, b"".join([row[2] for row in rows]), self.low_water.known))
+            m.Send(index, Dispatch(self.epoch, piece, self.low_water.known))
             for index, rows in taken.items()
+            for piece in in_pieces(row[2] for row in rows)
         ]
 
     # -- shards

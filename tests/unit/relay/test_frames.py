@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harvester.errors import WireError
 from harvester.relay.core import frames as f
-from harvester.relay.core.frames import MAX_FRAME_BYTES, Frame, Splitter, decode, encode
+from harvester.relay.core.frames import MAX_FRAME_BYTES, Frame, Splitter, decode, encode, in_pieces
 from tests.support.longs import some_of
 
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -146,3 +146,13 @@ def test_frames_before_a_bad_one_are_given() -> None:
     assert next(stream) == f.Ready(1)
     with pytest.raises(WireError):
         next(stream)
+
+
+@given(st.lists(st.binary(max_size=30), min_size=1))
+def test_many_rows_go_in_pieces_in_their_order(rows: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f, "_MANY_BYTES", 20)
+        pieces = list(in_pieces(rows))
+    assert b"".join(pieces) == b"".join(rows)
+    assert all(len(piece) <= 20 or piece in rows for piece in pieces)
+    assert len(pieces) == 1 or all(len(one) + len(two) > 20 for one, two in pairwise(pieces))

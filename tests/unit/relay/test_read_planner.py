@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.delivery.partitioner import shard_of
+from harvester.relay.core import dispatcher
 from harvester.relay.core.deferred import DeferredRows
 from harvester.relay.core.dispatcher import Dispatcher, ShardFlows, Spread, Taken
 from harvester.relay.core.ledger import InFlightBounds, Ledger, Row
@@ -134,7 +135,8 @@ class IntakeWorld:
         for shard, rows in taken.items():
             assert self.planner.shards[shard].ready
             assert not self.planner.shards[shard].opening
-            for record_id, key, _ in rows:
+            for record_id, key, raw in rows:
+                assert raw, "it came without its content"
                 assert record_id not in self.sent
                 assert record_id not in self.settled
                 self.sent[record_id] = shard
@@ -190,6 +192,18 @@ class IntakeWorld:
         assert lowest is None or not unsettled or lowest <= min(unsettled), "P25: low water would pass it"
 
 
+class CutOffWorld(IntakeWorld):
+    """Statements bring rows without their content, since those that arrived before them were too large together."""
+
+    def __init__(self, data: bytes) -> None:
+        self._sizes = random.Random(data)
+        super().__init__(data)
+
+    def _as_rows(self, ids: list[int]) -> list[Row]:
+        whole = self._sizes.random()
+        return [(i, self.rows[i], b"row" if i == ids[0] or self._sizes.random() < whole else b"") for i in ids]
+
+
 class PipelinedWorld(IntakeWorld):
     """Exactly-once mode: rows are bounded and not keys, and a new shard takes nothing before it has opened its lane."""
 
@@ -201,6 +215,10 @@ class PipelinedWorld(IntakeWorld):
 
     def _watch(self) -> None:
         self.planner.watch(self.now)
+
+
+class PipelinedCutOffWorld(CutOffWorld, PipelinedWorld):
+    """Both."""
 
 
 @settings(max_examples=some_of(200), deadline=None)
@@ -223,6 +241,12 @@ def first_failure(histories: int, kind: type[IntakeWorld] = IntakeWorld, first: 
         except (AssertionError, KeyError):
             return seed
     return None
+
+
+@settings(max_examples=some_of(200), deadline=None)
+@given(st.binary(max_size=300), st.sampled_from([CutOffWorld, PipelinedCutOffWorld]))
+def test_any_history_of_rows_that_are_cut_off(data: bytes, kind: type[IntakeWorld]) -> None:
+    kind(data).run()
 
 
 @pytest.mark.parametrize("kind", [IntakeWorld, PipelinedWorld])
@@ -328,3 +352,9 @@ def test_a_break_is_noticed(mutation: Callable[[pytest.MonkeyPatch], None], monk
     }
     mutation(monkeypatch)
     assert first_failure(1500, first=found_by.get(mutation, 0)) is not None
+
+
+def test_what_follows_a_row_that_was_cut_off_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert first_failure(100, CutOffWorld) is None
+    monkeypatch.setattr(dispatcher, "takewhile", filter)
+    assert first_failure(1500, CutOffWorld) is not None

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from harvester.delivery.decode import decode
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay.core import frames as f
 from harvester.relay.core import messages as c
@@ -647,6 +648,33 @@ def test_a_failed_statement_needs_a_remark() -> None:
     driver.machine.statement_failed(driver.under_way(c.Mark), "it broke", 0)
     assert driver.machine.phase is LeadershipPhase.REMARKING
     assert not len(driver.machine.planner.statements)
+
+
+# -- rows that are large together
+
+
+def test_they_reach_a_shard_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one, 100 rows of 11 MB would be more than a shard takes."""
+    monkeypatch.setattr(f, "_MANY_BYTES", 3 * len(row(2)[2]))
+    driver = Driver()
+    driver.lead()
+    said = driver.mark(*[row(i) for i in range(2, 18, 2)])
+    frames = [command.frame for command in said if isinstance(command, c.Send)]
+    assert [len(decode(frame.rows)) for frame in frames if isinstance(frame, f.Dispatch)] == [3, 3, 2]
+    assert sent(said) == {0: [2, 4, 6, 8, 10, 12, 14, 16]}
+
+
+def test_a_row_that_came_without_its_content_is_fetched_before_what_follows_it() -> None:
+    driver = Driver()
+    driver.lead()
+    (first, key, _), second = keyed(5, 6)
+    said = driver.mark((first, key, b""), second, row(8))
+    assert sent(said) == {0: [8]}
+    assert only(said, c.Fetch) == [fetching(driver, 5, 6)]
+    said = driver.fetch(keyed(5)[0], (6, key, b""))
+    assert list(sent(said).values()) == [[5]]
+    assert only(said, c.Fetch) == [fetching(driver, 6)]
+    assert list(sent(driver.fetch(keyed(6)[0])).values()) == [[6]]
 
 
 # -- the bookmark
