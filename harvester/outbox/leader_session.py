@@ -39,6 +39,7 @@ from harvester.outbox.tables import OutboxTable
 
 SILENCE_MARGIN_S = 5.0  # in addition to the server's statement timeout
 _MOST_BYTES = 1 << 28  # of the rows of one statement
+_LOOK_S = 0.25  # how long a look at the table may hold up marks
 _LOCK_WAIT = "2s"  # for the term row, at a take-over
 
 Session = tuple[int, str]  # pid, backend_start
@@ -113,7 +114,7 @@ class TermSession:
         silence_s = self._statement_timeout_s + SILENCE_MARGIN_S
         connection = connect(self._dsn, application_name=self._application, silence_s=silence_s)
         try:
-            connection.execute(f"SET statement_timeout = {int(self._statement_timeout_s * 1000)}")
+            self._limit_statements(connection)
             connection.execute(_SETTINGS)
             self.session = read_session(connection)
             self.shape = inspect(connection, self.table)
@@ -126,6 +127,9 @@ class TermSession:
             connection.close()
             raise
         self._connection = connection
+
+    def _limit_statements(self, connection: psycopg.Connection) -> None:
+        connection.execute(f"SET statement_timeout = {int(self._statement_timeout_s * 1000)}")
 
     def log_in(self, dsn: str) -> None:
         """Use this DSN for new connections."""
@@ -370,9 +374,21 @@ class MarkSession(TermSession):
     def _fence(self, term: int, holder: UUID, watched: tuple[int, ...] = ()) -> queries.Fence:
         return queries.Fence(term, holder, self.place.space if self.place is not None else None, watched)
 
-    def all_ids(self, high: int) -> list[int]:
-        """Every id up to `high`."""
-        return [row[0] for row in self._open().execute(queries.all_ids(self.table, high), binary=True)]
+    def ids_between(self, low: int, high: int) -> list[int] | None:
+        """Every id from `low` to `high`; None if they cannot be read within `_LOOK_S`.
+
+        Even few may take long, since the way to them leads past dead rows that vacuum may not remove.
+        """
+        connection = self._open()
+        statement = queries.ids_between(self.table, low, high)
+        connection.execute(f"SET statement_timeout = {int(min(_LOOK_S, self._statement_timeout_s) * 1000)}")
+        try:
+            return [row[0] for row in connection.execute(statement, binary=True)]
+        except psycopg.errors.QueryCanceled:
+            return None
+        finally:
+            if not connection.broken:
+                self._limit_statements(connection)
 
     def holders(self) -> Holders:
         """Who could still fill a gap (P10)."""

@@ -35,7 +35,7 @@ from harvester.outbox.connection import one_line, why_another
 from harvester.outbox.leader_session import Holders, MarkSession, Owner, Session, TermRow
 from harvester.outbox.sql.queries import Row
 from harvester.relay.core import messages as m
-from harvester.relay.core.scan import Bookmark, Scan
+from harvester.relay.core.scan import LOWEST, Bookmark, Scan
 from harvester.relay.ipc import TrustCell, Waker
 from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TakenTerm, TermTaker
 
@@ -284,11 +284,15 @@ class Marker(threading.Thread):
             self._fail(command, error)
 
     def _fail(self, command: m.Mark | m.Fetch | m.Look, error: Exception) -> None:
-        """Report that a statement failed, and with it those requested next: the machine discards their results, and
-        they may take just as long.
+        """Report that a statement failed, and, unless it was a look, those requested next with it: the machine discards
+        their results, and they may take just as long.
         """
         self.report(m.StatementFailed(command.number, one_line(error)))
-        while self._commands and isinstance(following := self._commands[0], m.Mark | m.Fetch | m.Look):
+        while (
+            not isinstance(command, m.Look)
+            and self._commands
+            and isinstance(following := self._commands[0], m.Mark | m.Fetch | m.Look)
+        ):
             self._commands.popleft()
             self.report(m.StatementFailed(following.number, one_line(error)))
 
@@ -522,7 +526,14 @@ class MarkReader:
         self._report(m.ServerChanged(reason))
 
     def _look(self, look: m.Look) -> None:
-        scan, found = self.scan, []
-        if scan.high is not None:
-            found = scan.passed_over(self._session.all_ids(scan.high))
-        self._report(m.Looked(look.number, found))
+        scan = self.scan
+        if scan.high is None or scan.high < LOWEST:
+            self._report(m.Looked(look.number, []))
+            return
+        high = scan.high if look.high is None else min(look.high, scan.high)
+        low = LOWEST if look.width is None else max(LOWEST, high - look.width + 1)
+        ids = self._session.ids_between(low, high)
+        if ids is None:
+            self._report(m.StatementFailed(look.number, "it took too long"))
+        else:
+            self._report(m.Looked(look.number, scan.passed_over(ids), low - 1 if low > LOWEST else None))

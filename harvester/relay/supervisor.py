@@ -546,8 +546,8 @@ class Supervisor(threading.Thread):
                 perform(machine.marked(number, rows, now, floor, bookmark))
             case m.Fetched(number, rows):
                 perform(machine.fetched(number, rows, now))
-            case m.Looked(number, ids):
-                missed, commands = machine.looked(number, ids, now)
+            case m.Looked(number, ids, rest):
+                missed, commands = machine.looked(number, ids, now, rest)
                 if missed:
                     self._log.warning("a look at the whole table found %d rows that marks had missed", missed)
                 perform(commands)

@@ -11,11 +11,13 @@ import psycopg
 import pytest
 
 from harvester.delivery.decode import decode
+from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.libpq import copy_rows
 from harvester.outbox.schema import inspect
 from harvester.outbox.sql import queries, settle
 from harvester.outbox.sql.queries import Row
 from harvester.outbox.tables import OutboxTable
+from harvester.relay.core.scan import LOWEST
 
 pytestmark = pytest.mark.servers
 
@@ -221,10 +223,35 @@ def test_a_fetch_reads_rows_by_id_and_leaves_them_alone(connection: psycopg.Conn
     assert copy_rows(connection, queries.fetch(OUTBOX, shape, **leader.fence, ids=[]), 10) == []
 
 
-def test_a_look_names_every_id_up_to_a_bound(connection: psycopg.Connection[Any]) -> None:
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(LOWEST, 4, [-7, 1, 2, 4]), (2, 4, [2, 4]), (5, 2**63 - 1, [5]), (LOWEST, LOWEST, []), (3, 3, [])],
+)
+def test_a_look_names_every_id_between_its_bounds(
+    connection: psycopg.Connection[Any], low: int, high: int, expected: list[int]
+) -> None:
     put(connection, -7, 1, 2, 4, 5)
-    found = connection.execute(queries.all_ids(OUTBOX, 4)).fetchall()
-    assert sorted(row[0] for row in found) == [-7, 1, 2, 4]
+    found = connection.execute(queries.ids_between(OUTBOX, low, high)).fetchall()
+    assert sorted(row[0] for row in found) == expected
+
+
+def test_a_look_that_takes_too_long_costs_neither_session_nor_limit(
+    connection: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(connection, 1, 2, 5)
+    session = MarkSession(database, OUTBOX, "test", 7)
+    session.open()
+    try:
+        began = session.session
+        monkeypatch.setattr(queries, "ids_between", lambda *_: "SELECT 1 FROM pg_sleep(5)")
+        assert session.ids_between(LOWEST, 4) is None
+        monkeypatch.undo()
+        assert session.ids_between(LOWEST, 4) == [1, 2]
+        assert session.session == began
+        assert session.is_open
+        assert session._open().execute("SHOW statement_timeout").fetchone() == ("7s",)
+    finally:
+        session.close()
 
 
 def test_a_purge_around_locks_names_what_it_left(connection: psycopg.Connection[Any], database: str) -> None:

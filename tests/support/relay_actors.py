@@ -14,7 +14,7 @@ from harvester.relay.core import frames as f
 from harvester.relay.core import messages as c
 from harvester.relay.core.leadership import RelaySettings
 from harvester.relay.core.ledger import Row
-from harvester.relay.core.scan import Bookmark, Scan
+from harvester.relay.core.scan import LOWEST, Bookmark, Scan
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
 from tests.support.relay_shard import Action, Note, SimProcess, row_bytes, uid_of, undecodable_topic
 
@@ -456,9 +456,7 @@ class SimHarvester:
         assert snapshot is not None
         assert not isinstance(command, c.SaveBookmark)
         if isinstance(command, c.Look):
-            ids = [row.id for row in snapshot if self._scan.high is not None and row.id <= self._scan.high]
-            ids = self._scan.passed_over(ids)
-            self._post(("looked", ids), lambda: self.machine.looked(command.number, ids, self.world.now)[1])
+            self._look(command, snapshot)
             return
         rows = self._mark(command, snapshot) if isinstance(command, c.Mark) else self._fetch(command, snapshot)
         if rows:
@@ -527,6 +525,14 @@ class SimHarvester:
             if rows:
                 table.flush()
         return [tuple_of(row) for row in rows]
+
+    def _look(self, look: c.Look, snapshot: list[w.Row]) -> None:
+        high = LOWEST - 1 if self._scan.high is None else self._scan.high
+        high = high if look.high is None else min(high, look.high)
+        low = LOWEST if look.width is None else max(LOWEST, high - look.width + 1)
+        ids = self._scan.passed_over([row.id for row in snapshot if low <= row.id <= high])
+        rest = low - 1 if low > LOWEST else None
+        self._post(("looked", ids), lambda: self.machine.looked(look.number, ids, self.world.now, rest)[1])
 
     def _fetch(self, fetch: c.Fetch, snapshot: list[w.Row]) -> list[Row]:
         table = self.world.table

@@ -252,9 +252,9 @@ def behind_others(table: OutboxTable, shape: OutboxShape) -> str:
     )
 
 
-def all_ids(table: OutboxTable, high: int) -> str:
-    """Every id up to `high`."""
-    return f"SELECT o.id FROM {table.sql} o WHERE o.id <= {high:d}"
+def ids_between(table: OutboxTable, low: int, high: int) -> str:
+    """Every id from `low` to `high`, both included."""
+    return f"SELECT o.id FROM {table.sql} o WHERE o.id BETWEEN '{low:d}'::bigint AND '{high:d}'::bigint"
 
 
 def holders(table: OutboxTable, oid: int, sequence: str | None) -> str:

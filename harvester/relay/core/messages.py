@@ -66,11 +66,16 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Read every id in the table that the scan has passed."""
+    """Read every id in the table that the scan has passed: the highest `width` ids up to `high`, given or not.
+
+    `high` None: the highest that the scan has passed; `width` None: all.
+    """
 
     number: int
     term: int
     holder: UUID
+    high: int | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +201,16 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Every id in the table that the scan has passed."""
+    """The ids that the look was for. `rest`: the highest id below them; None: there is none."""
 
     number: int
     ids: list[int]
+    rest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StatementFailed:
-    """A statement was sent and failed."""
+    """A statement was sent and failed, or a look took too long."""
 
     number: int
     error: str

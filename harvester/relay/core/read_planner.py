@@ -5,7 +5,8 @@ Theory. Three kinds of statement read rows; they are executed one after the othe
 - a *mark* continues where the last one ended (`scan`): under one leader id it passes every row once, in id order,
   including late commits (P4);
 - a *fetch* reads deferred rows by id (`deferred`);
-- a *look* reads all ids, in case any row was missed.
+- a *look* reads all ids, in case any row was missed; if that takes too long, in portions, with marks in between
+  (`LookPlan`).
 
 Up to two marks and one fetch are under way, so that the database and the supervisor work at the same time. When room is
 short, marks, deferred keys and deferred shards take turns: keys that are retried again and again, however many, must
@@ -112,6 +113,9 @@ class Statements:
 
     def marks(self) -> int:
         return sum(1 for statement in self.under_way.values() if isinstance(statement.asked, Mark))
+
+    def looks(self) -> bool:
+        return any(isinstance(statement.asked, Look) for statement in self.under_way.values())
 
     def fetches(self) -> bool:
         return any(isinstance(statement.asked, Fetch) for statement in self.under_way.values())
@@ -220,6 +224,37 @@ class FlowControl:
         self.stalled, self._full_since = False, None
 
 
+_FIRST_WIDTH = 1 << 17
+
+
+class LookPlan:
+    """What a look reads next. One thread only.
+
+    Dead rows that vacuum may not remove lie among the newest ids: a look that reads past them all would hold up marks
+    for as long. So a look that was too long goes on with few ids at a time, from the highest down, twice as many after
+    each portion, and a quarter of them after one that was too long. Below the dead rows it soon reaches all the rest.
+    No portion needs the snapshot of another: a row that stays in the table is seen by each look that begins after it
+    has come. One that comes later may be seen by the next look only, as it would be after a single statement.
+    """
+
+    def __init__(self) -> None:
+        self.high: int | None = None  # None: the highest id
+        self.width: int | None = None  # None: all ids
+
+    def looked(self, rest: int | None) -> None:
+        """A portion was read; `rest`: the highest id below it, None if that was all."""
+        self.high = rest
+        self.width = None if rest is None or self.width is None else 2 * self.width
+
+    def failed(self) -> None:
+        """A portion was too long."""
+        self.width = _FIRST_WIDTH if self.width is None else max(1, self.width // 4)
+
+    def forget(self) -> None:
+        """The next look begins at the highest id."""
+        self.high = self.width = None
+
+
 MARKS_UNDER_WAY = 2
 
 
@@ -233,6 +268,7 @@ class ReadPlanner:
         self.statements = Statements()
         self.dispatcher = Dispatcher(ledger, self.deferred, self.shards, spread)
         self._flow = FlowControl(batch, ledger, self.deferred, self.statements)
+        self._look = LookPlan()
         self._found: list[int] = []  # seen by a look at the whole table but by no scan: to be fetched
         self._proven = False  # the last mark was empty because there was nothing
         self._starved = False  # fetches took all the room, and no mark could be requested
@@ -260,6 +296,7 @@ class ReadPlanner:
         ledger would skip these rows, but the statement would lock and rewrite what shards are deleting.
         """
         self._idle, self._more, self._rested = 0, False, False
+        self._look.forget()
         self._kept = set(self._ledger.ids)
         self._forget_deferred()
 
@@ -296,11 +333,13 @@ class ReadPlanner:
         self._starved = not self.statements.marks() and (self._starved or self.statements.fetches())
         return asked
 
-    def look(self, term: int, holder: UUID) -> Look:
-        """Read all ids of the table, to make sure that nothing was missed."""
-        look = Look(self._ledger.sent(), term, holder)
+    def look(self, term: int, holder: UUID) -> list[Look]:
+        """Read all ids of the table, or the next portion of them, to make sure that nothing was missed."""
+        if self.statements.looks():
+            return []
+        look = Look(self._ledger.sent(), term, holder, self._look.high, self._look.width)
         self.statements.add(look)
-        return look
+        return [look]
 
     def knows(self, number: int) -> bool:
         return number in self.statements.under_way
@@ -431,9 +470,10 @@ class ReadPlanner:
         self._idle = 0
         return taken
 
-    def looked(self, number: int, ids: Iterable[int]) -> int:
-        """Compare all ids of the table with the known ones. Returns how many were unknown; they are fetched."""
+    def looked(self, number: int, ids: Iterable[int], rest: int | None = None) -> int:
+        """Compare ids of the table with the known ones. Returns how many were unknown; they are fetched."""
         self.statements.end(number)
+        self._look.looked(rest)
         waits = self.deferred.ids()
         for part in self.statements.parts():
             waits.update(part.ids)
@@ -449,12 +489,20 @@ class ReadPlanner:
 
     # -- failures
 
-    def failed(self, number: int) -> None:
-        """A statement has failed: request fewer rows, and discard the results of all under way (P4)."""
+    def failed(self, number: int) -> bool:
+        """A statement has failed: request less. Returns whether the results of all under way were discarded (P4).
+
+        A look takes no rows, so nothing is lost with it.
+        """
         statement = self.statements.under_way[number]
-        if not isinstance(statement.asked, Look):
-            self._flow.failed(statement.rows)
+        if isinstance(statement.asked, Look):
+            self._look.failed()
+            self.statements.end(number)
+            self._ledger.done(number)
+            return False
+        self._flow.failed(statement.rows)
         self.abandon()
+        return True
 
     def park(self, name: KeyOrId, shard: int, ids: Sequence[int], not_before: float, held: bool) -> None:
         """A record failed and will be retried at `not_before`; `ids` are the record and those behind it."""

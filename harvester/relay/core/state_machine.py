@@ -55,6 +55,8 @@ from harvester.relay.core.ledger import Ledger, Row
 from harvester.relay.core.read_planner import ReadPlanner
 from harvester.relay.core.scan import Bookmark, LowWatermark
 
+_LOOK_PAUSE_S = 0.5  # between the portions of a look: marks have most of the session's time
+
 
 class LeadershipPhase(Enum):
     IDLE = "idle"
@@ -337,7 +339,7 @@ class StateMachine:
             tenure = self.tenure
             if now >= self._look_at and tenure.term is not None and tenure.holder is not None:
                 self._look_at = now + self.settings.look_interval_s
-                commands.append(self.planner.look(tenure.term, tenure.holder))
+                commands += self.planner.look(tenure.term, tenure.holder)
             commands += self.save(self.low_water.to_save(now))
             commands += self.next_statements(now)  # retries that are due
         elif self.phase is LeadershipPhase.TAKING:
@@ -368,17 +370,26 @@ class StateMachine:
             return []
         return [*self._dispatch(self.planner.fetched(number, rows, now)), *self.next_statements(now)]
 
-    def looked(self, number: int, ids: Iterable[int], now: float) -> tuple[int, list[m.Command]]:
-        """All ids that the scan has passed and the table still has. Returns how many were unknown, and commands."""
+    def looked(
+        self, number: int, ids: Iterable[int], now: float, rest: int | None = None
+    ) -> tuple[int, list[m.Command]]:
+        """Ids that the scan has passed and the table still has. Returns how many were unknown, and commands.
+
+        `rest`: the highest id that is still to be looked at.
+        """
         if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
             return 0, []
-        return self.planner.looked(number, ids), self.next_statements(now)
+        if rest is not None:
+            self._look_at = now + _LOOK_PAUSE_S
+        return self.planner.looked(number, ids, rest), self.next_statements(now)
 
     def statement_failed(self, number: int, error: str, now: float) -> list[m.Command]:
-        """A statement that was sent may have taken effect: only a new leader id finds its rows again."""
+        """A mark or fetch that was sent may have taken effect: only a new leader id finds its rows again."""
         if not self.planner.knows(number):
             return []
-        self.planner.failed(number)
+        if not self.planner.failed(number):
+            self._look_at = now + 10 * _LOOK_PAUSE_S
+            return self.proceed(now)
         return self.remark(f"a mark failed: {error}", now)
 
     def _dispatch(self, taken: Taken) -> list[m.Command]:

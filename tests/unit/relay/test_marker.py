@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 from typing import Any, cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -19,6 +19,8 @@ from harvester.outbox.sql.queries import IdSpace
 from harvester.relay.core.messages import (
     DatabaseTrouble,
     Fetch,
+    Look,
+    Looked,
     Mark,
     ReleaseTerm,
     Report,
@@ -26,6 +28,7 @@ from harvester.relay.core.messages import (
     StatementFailed,
     TakeTerm,
 )
+from harvester.relay.core.scan import LOWEST
 from harvester.relay.marker import Marker, MarkReader, RetryDelays, idle_wait_s
 
 PACE = RetryDelays(mark_backoff_s=0.001, mark_backoff_max_s=0.016, io_error_backoff_s=1, statement_timeout_s=1)
@@ -158,3 +161,36 @@ def test_with_a_statement_those_requested_next_fail() -> None:
     marker._read(Mark(1, 1, holder, holder, 100))
     assert [report.number for report in said if isinstance(report, StatementFailed)] == [1, 2, 3]
     assert list(marker._commands) == [ReleaseTerm(1, holder)]
+
+
+@pytest.mark.parametrize(
+    ("high", "look", "asked", "rest"),
+    [
+        (9, Look(1, 1, UUID(int=1)), [(LOWEST, 9)], None),
+        (9, Look(1, 1, UUID(int=1), None, 4), [(6, 9)], 5),
+        (9, Look(1, 1, UUID(int=1), 5, 4), [(2, 5)], 1),
+        (3, Look(1, 1, UUID(int=1), 5, 4), [(0, 3)], -1),
+        (9, Look(1, 1, UUID(int=1), LOWEST + 3, 4), [(LOWEST, LOWEST + 3)], None),
+        (LOWEST - 1, Look(1, 1, UUID(int=1)), [], None),
+        (None, Look(1, 1, UUID(int=1)), [], None),
+    ],
+)
+def test_a_look_reads_what_the_scan_has_passed(
+    high: int | None, look: Look, asked: list[tuple[int, int]], rest: int | None
+) -> None:
+    said: list[Report] = []
+    found: list[tuple[int, int]] = []
+
+    def ids_between(low: int, up: int) -> list[int] | None:
+        found.append((low, up))
+        return [up] if len(found) == 1 else None
+
+    session: Any = SimpleNamespace(ids_between=ids_between)
+    reader = MarkReader(session, cast(Any, None), said.append, failpoints.load(), writes=False)
+    reader.scan.high = high
+    reader.perform(look)
+    assert found == asked
+    assert said == [Looked(1, [up for _, up in asked], rest)]
+    if asked:
+        reader.perform(look)
+        assert isinstance(said[1], StatementFailed), "it took too long"

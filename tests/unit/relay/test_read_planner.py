@@ -104,7 +104,7 @@ class IntakeWorld:
             slices = self.planner.shards
             (slices.uncongested if slices[index].congested else slices.congested)(index)
         elif kind == 14 and self.draw(4) == 1:
-            self.asked.append(self.planner.look(1, WHO))
+            self.asked += self.planner.look(1, WHO)
         self._ask()
 
     def _ask(self) -> None:

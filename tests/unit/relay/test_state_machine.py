@@ -12,7 +12,7 @@ from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay.core import frames as f
 from harvester.relay.core import messages as c
 from harvester.relay.core.ledger import Row
-from harvester.relay.core.scan import Bookmark
+from harvester.relay.core.scan import LOWEST, Bookmark
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
 from tests.support.relay_driver import SETTINGS, Driver, keyed, killed, only, row, sent
 
@@ -470,10 +470,14 @@ def test_a_remark_forgets_what_waits() -> None:
 # -- a look at the whole table
 
 
-def look(driver: Driver) -> c.Look:
-    said = [command for command in driver.machine.tick(60.0) if isinstance(command, c.Look)]
+def look_at(driver: Driver, now: float) -> c.Look:
+    said = [command for command in driver.machine.tick(now) if isinstance(command, c.Look)]
     assert len(said) == 1
     return said[0]
+
+
+def look(driver: Driver) -> c.Look:
+    return look_at(driver, 60.0)
 
 
 def test_the_whole_table_is_looked_at_now_and_then_and_what_is_unknown_is_fetched() -> None:
@@ -486,6 +490,57 @@ def test_the_whole_table_is_looked_at_now_and_then_and_what_is_unknown_is_fetche
     assert found == 1
     assert only(said, c.Fetch) == [fetching(driver, 3)]
     assert sent(driver.fetch(row(3))) == {1: [3]}
+
+
+def test_a_look_that_takes_too_long_goes_on_in_portions_with_marks_in_between() -> None:
+    """Dead rows that vacuum may not remove: a statement reads past 200,000 of them in the time a look may take."""
+    driver = Driver()
+    driver.lead()
+    leader = driver.machine.tenure.leader_id
+    driver.mark()
+    driver.now, high = 60.0, 10**10
+    missed, read, found, worst = {-3, 7, 10**9, high - 3_000_000, high - 5}, list[tuple[int, int]](), set[int](), 0
+    for _ in range(500):
+        portions = [command for command in driver.machine.tick(driver.now) if isinstance(command, c.Look)]
+        for portion in portions:
+            top = high if portion.high is None else portion.high
+            low = LOWEST if portion.width is None else max(LOWEST, top - portion.width + 1)
+            dead = max(0, top - max(low, high - 4_000_000))
+            if dead > 200_000:
+                worst += 1
+                driver.machine.statement_failed(portion.number, "it took too long", driver.now)
+            else:
+                read.append((low, top))
+                ids = sorted(i for i in missed if low <= i <= top)
+                rest = low - 1 if low > LOWEST else None
+                driver.machine.looked(portion.number, ids, driver.now, rest)
+                found.update(ids)
+        assert driver.machine.planner.statements.marks()
+        if read and read[-1][0] == LOWEST:
+            break
+        driver.now += 0.5
+    assert found == missed
+    assert [top for _, top in read] == [high, *(low - 1 for low, _ in read[:-1])], "no id is left out"
+    assert worst < len(read)
+    assert (driver.machine.phase, driver.machine.tenure.leader_id) == (LeadershipPhase.LEADING, leader), "no remark"
+    driver.now += 60.0
+    again = look_at(driver, driver.now)
+    assert (again.high, again.width) == (None, None)
+
+
+def test_a_look_waits_for_the_one_before_and_begins_at_the_top_under_a_new_leader_id() -> None:
+    driver = Driver()
+    driver.lead()
+    first = look_at(driver, 60.0)
+    assert not only(driver.machine.tick(200.0), c.Look)
+    driver.machine.statement_failed(first.number, "it took too long", 200.0)
+    second = look_at(driver, 300.0)
+    assert second.width is not None
+    driver.machine.looked(second.number, [], 300.0, 5_000)
+    driver.machine.remark("why not", 300.0)
+    driver.answer()
+    third = look_at(driver, 400.0)
+    assert (third.high, third.width) == (None, None)
 
 
 def test_a_look_knows_what_waits_and_what_is_being_fetched() -> None:
