@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -117,3 +118,10 @@ def test_a_cut_waits_for_what_an_open_transaction_hides(
         assert lake.rows("cuts") == []
     assert lake.once(topic) == 1
     assert [tuple(one) for one in lake.rows("cuts", "id", "batch")] == [(2, batch_name(1))]
+
+    # One that waits for offsets which a partition had before it was recreated does not stop others for ever.
+    file, gone = lake.root / "checkpoint" / "ids" / "1.json", [[topic, 0, 1000], [topic, 1, 0]]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "cuts": {"marks": {str(A): [3, 0]}, "ends": gone}}))
+    writer.send(topic, [Sent(3, partition=0, low_water=3)])
+    assert lake.once(topic) == 1
+    assert (3, batch_name(2)) in [tuple(one) for one in lake.rows("cuts", "id", "batch")]

@@ -99,7 +99,7 @@ class LakeBatch:
     def write(self, bronze: DataFrame, number: int) -> None:
         """Writes a batch, as schemas.BRONZE, to every table. Repeatable with the same batch after any interruption."""
         stored, cuts, again, is_there = self._stored, self._cuts, None, False
-        if self._number != number - 1:
+        if started := self._number != number - 1:
             stored, cuts, again = self._load(number)
             last = self.store.last_written(["silver"], self.owner)
             is_there = last is not None and last >= number
@@ -113,7 +113,7 @@ class LakeBatch:
             bronze = _kept(bronze, stack)
             found = silver.summed_up(silver.overview(bronze).collect())
             read = streaming.planned(self.store.spark, self.checkpoint, number) or {}
-            ends = self.require_same(cuts.needs_ends(found.marks, read))
+            ends = self.require_same(cuts.needs_ends(found.marks, read, started=started))
             repeats, repeated = None, 0
             if suspects := found.ids.suspects(stored):
                 before = self.store.table("silver").where(F.col("batch") < batch_name(number))

@@ -24,6 +24,8 @@ One such candidate waits at a time. It says something about Kafka, and not about
 stays true if that batch is repeated, and may be proven again.
 
 If the topics that are read have changed since, the candidate is dropped: a topic that was added may have older ids.
+So is one that waits for offsets which a partition no longer has, as it was recreated or has lost its end: it might wait
+for ever. That is only possible at a start, since a recreated topic ends the job, so the first batch of each run asks.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ class CutState:
         partitions of the topics, read after the batch's ends were fixed.
         """
         state, found = self._released(read)
+        if state.waiting is not None and ends and not _reaches(ends, state.waiting.ends):
+            state = replace(state, waiting=None)
         higher = state._higher(marks)
         if _covers(read, ends):
             found |= higher
@@ -79,10 +83,13 @@ class CutState:
             state = replace(state, waiting=Candidate(higher, ends))
         return state, found
 
-    def needs_ends(self, marks: Marks, read: Offsets) -> bool:
-        """Whether `ends` can change what `after` decides: not while an earlier candidate waits, nor without marks."""
+    def needs_ends(self, marks: Marks, read: Offsets, *, started: bool = False) -> bool:
+        """Whether `ends` can change what `after` decides: not while an earlier candidate waits, nor without marks.
+
+        `started`: this is the first batch of a run; a candidate may be void since the last one.
+        """
         state, _ = self._released(read)
-        return state.waiting is None and bool(state._higher(marks))
+        return bool(state._higher(marks)) if state.waiting is None else started
 
     def _released(self, read: Offsets) -> tuple[CutState, dict[str, LowMark]]:
         """The state without a candidate that is proven or void, and what it proves."""
@@ -120,7 +127,11 @@ def _ids(marks: Marks) -> dict[str, int]:
 
 def _covers(read: Offsets, ends: Offsets) -> bool:
     """Whether a lake that has read up to `read` has everything below `ends`. A new partition was empty before."""
-    return _topics(read) == _topics(ends) and all(read.get(place, 0) >= end for place, end in ends.items())
+    return _topics(read) == _topics(ends) and _reaches(read, ends)
+
+
+def _reaches(offsets: Offsets, ends: Offsets) -> bool:
+    return all(offsets.get(place, 0) >= end for place, end in ends.items())
 
 
 def _topics(offsets: Offsets) -> set[str]:

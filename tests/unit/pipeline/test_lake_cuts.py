@@ -58,6 +58,7 @@ class LakeModel:
     rule: str = "high watermarks"
     most: int = 100
     state: CutState = field(default_factory=CutState)
+    started: bool = True
     read: dict[tuple[str, int], int] = field(default_factory=lambda: dict.fromkeys(PLACES, 0))
     cuts: list[int] = field(default_factory=list)
     planned: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -76,10 +77,10 @@ class LakeModel:
         else:
             lows = [low for one in PLACES for _, low, _ in world.logs[one][self.read[one] : self.planned[one]]]
             marks = {I: LowMark(max(lows), 0)} if lows else {}
-            ends = self.ends if self.state.needs_ends(marks, self.planned) else {}
+            ends = self.ends if self.state.needs_ends(marks, self.planned, started=self.started) else {}
             state, found = self.state.after(marks, self.planned, ends)
             self.cuts += [mark.id for mark in found.values()]
-            self.ends = {}
+            self.ends, self.started = {}, killed
             if killed:  # after its cuts are written, before its state is
                 proven = {**self.state.proven, **{name: mark.id for name, mark in found.items()}}
                 self.state = CutState.restored(json.dumps({"cuts": self.state.to_json()}), proven)
@@ -179,6 +180,22 @@ def test_a_topic_that_was_added_or_retired_voids_what_waits() -> None:
     assert waiting.after({}, {P: 2, Q: 0}, {})[1] == mark
     assert CutState().after(mark, {P: 2}, {P: 2, Q: 1})[1] == {}
     assert CutState().after(mark, {P: 2}, {P: 2, Q: 0})[1] == mark
+
+
+def test_what_waits_for_offsets_that_a_log_has_no_more_is_void_once_a_run_begins() -> None:
+    """P had 50 records and got 10 more. It was recreated, and has 9: the lake reads from 0 on."""
+    waiting, _ = CutState().after({I: LowMark(50, 0)}, {P: 50, Q: 1}, {P: 60, Q: 1})
+    read, mark = {P: 9, Q: 1}, {I: LowMark(61, 0)}
+    assert waiting.needs_ends(mark, read, started=True)
+    assert not waiting.needs_ends(mark, read), "while it runs, a log has all that it had"
+    assert waiting.after(mark, read, {P: 9, Q: 1}) == (CutState({I: 61}), mark), "nothing is left of what waited"
+    state, found = waiting.after(mark, read, {P: 10, Q: 1})
+    assert found == {}
+    assert state.after({}, {P: 10, Q: 1}, {})[1] == mark
+    assert waiting.after({}, {P: 9}, {P: 60}) == (CutState(), {}), "a partition is gone"
+    # One that still has them all is as good as it was.
+    assert waiting.after(mark, read, {P: 60, Q: 1}) == (waiting, {})
+    assert CutState().needs_ends({}, read, started=True) is False
 
 
 def test_the_state_survives_in_text_and_text_of_others_is_none() -> None:
