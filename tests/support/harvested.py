@@ -71,10 +71,19 @@ class Delivered:
     partition: int
     offset: int
 
-    @property
-    def place(self) -> tuple[int, str, int, int]:
-        """What the first of several deliveries is told by."""
-        return (self.sent.at_ms, self.topic, self.partition, self.offset)
+
+def first_ones(batch: Iterable[Delivered]) -> dict[tuple[UUID, int], Delivered]:
+    """The first delivery of each id: in the partition where the earliest is, the one at the lowest offset."""
+    every: dict[tuple[UUID, int], list[Delivered]] = {}
+    for one in batch:
+        if one.sent.named:
+            every.setdefault((one.sent.incarnation, one.sent.id), []).append(one)
+    found = {}
+    for name, deliveries in every.items():
+        _, topic, partition = min((one.sent.at_ms, one.topic, one.partition) for one in deliveries)
+        here = (one for one in deliveries if (one.topic, one.partition) == (topic, partition))
+        found[name] = min(here, key=lambda one: one.offset)
+    return found
 
 
 class Writer:

@@ -25,7 +25,7 @@ from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.session import DELTA
 from harvester.pipeline.store import TableStore
 
-from .harvested import Delivered
+from .harvested import Delivered, first_ones
 from .servers import in_memory
 from .sparks import kafka_rows
 
@@ -45,11 +45,12 @@ class Oracle:
 
     def take(self, batch: Iterable[Delivered]) -> None:
         """One batch; batches come in the order in which they are read."""
-        records = sorted(batch, key=lambda one: one.place)
+        records = list(batch)
         self.bronze += records
-        for one in records:
+        for name, one in first_ones(records).items():
+            self.silver.setdefault(name, one)
+        for one in sorted(records, key=lambda one: one.sent.at_ms):
             if one.sent.named:
-                self.silver.setdefault((one.sent.incarnation, one.sent.id), one)
                 self._since.setdefault(one.sent.incarnation, one.sent.at_ms)
 
     def current(self) -> dict[tuple[str, bytes], tuple[Name, bytes | None]]:

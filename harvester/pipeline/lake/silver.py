@@ -163,8 +163,13 @@ def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) 
         there = there.join(ids, [*_NAME], "left_semi").select(*_NAME, F.lit(True).alias("_there"))
         chosen = chosen.join(there, [*_NAME], "left")
         known = known | (F.col("_there") & (F.getbit("asked", place) == 1))
-    earliest = Window.partitionBy(*_NAME).orderBy("timestamp", *_PLACE)
-    numbered = chosen.withColumns({"_known": F.coalesce(known, F.lit(False)), "_nth": F.row_number().over(earliest)})
+    # Within a partition the offset tells which delivery was first: a successor's clock may be behind.
+    one = Window.partitionBy(*_NAME)
+    began = F.min(F.struct("timestamp", "topic", "partition")).over(one)
+    chosen = chosen.withColumns({"_known": F.coalesce(known, F.lit(False)), "_began": began})
+    elsewhere = F.expr("topic <> _began.topic OR partition <> _began.partition")
+    first = one.orderBy(elsewhere, "offset", "timestamp")
+    numbered = chosen.withColumn("_nth", F.row_number().over(first))
     return numbered.where(F.col("_known") | (F.col("_nth") > 1)).select(*schemas.BRONZE.names)
 
 
