@@ -221,12 +221,12 @@ def merge_states(at: str, states: str) -> str:
 
 
 def merge_losses(at: str, losses: str) -> str:
-    """Merges a view with the columns of LOSSES except the last; losses with the same start count as one."""
+    """Merges a view with the columns of LOSSES except the last; losses with the same start count as one, the later."""
     return (
         f"MERGE INTO {at} t USING {losses} s ON t.topic = s.topic AND t.partition = s.partition AND"
-        " t.first_offset = s.first_offset WHEN MATCHED THEN UPDATE SET t.end_offset = s.end_offset"
-        f" WHEN NOT MATCHED THEN INSERT ({', '.join(LOSSES.names)}) VALUES (s.topic, s.partition, s.first_offset,"
-        " s.end_offset, current_timestamp())"
+        " t.first_offset = s.first_offset WHEN MATCHED THEN UPDATE SET t.end_offset = s.end_offset, t.accepted_at ="
+        f" current_timestamp() WHEN NOT MATCHED THEN INSERT ({', '.join(LOSSES.names)}) VALUES (s.topic, s.partition,"
+        " s.first_offset, s.end_offset, current_timestamp())"
     )
 
 

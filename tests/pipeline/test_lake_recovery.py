@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester.errors import HarvesterError
 from harvester.failpoints import VARIABLE
-from harvester.pipeline import source
+from harvester.pipeline import schemas, source
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.formats import DeltaStore
 from harvester.pipeline.lake.erase import erase
@@ -468,6 +468,8 @@ def test_a_topic_that_is_made_anew_while_the_lake_reads_it_ends_the_job(
     assert lake.versions() == before
     oracle.take(written)
     lake.once(topic, recovery=ACCEPT)
+    earlier = [(topic, 0, 5, None, datetime(2000, 1, 1, tzinfo=UTC))]  # of another log that ended there
+    lake.store.append(lake.spark.createDataFrame(earlier, schemas.LOSSES), "losses")
     lake.assert_holds(oracle)
 
 
@@ -477,6 +479,8 @@ def test_an_adoption_that_was_cut_off_is_finished_by_the_next_start(
     topic, oracle = make_topic(1, KEPT), Oracle()
     oracle.take(writer.send(topic, records(1, 6)))
     lake.once(topic)
+    [(is_late,)] = lake.table("losses").selectExpr("accepted_at > DATE'2001-01-01'").collect()
+    assert is_late, "both count as one, the later"
     shutil.rmtree(lake.root / "checkpoint")
     with monkeypatch.context() as patched:
         patched.setattr("harvester.pipeline.streaming.go_on", cut_short)

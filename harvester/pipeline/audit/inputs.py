@@ -276,24 +276,27 @@ def lake_notes(spark: SparkSession, root: str | None, records: DataFrame, since:
     noted = store.table(name) if store.exists(name) else None
     if noted is None or noted.isEmpty():
         return LakeNotes(erasures=erasures)
-    # If a loss was noted before `since`, no record of the first log is read.
-    read = F.lit(True) if since is None else F.col("accepted_at") >= F.lit(since)
+    # If a loss was noted before `since`, no record of the first log is read, and none that is missing was in it.
+    read = late = F.lit(True)
+    if since is not None:
+        read, late = (F.col("accepted_at") >= F.lit(moment) for moment in (since, since - checks.SLACK))
     anew = noted.where(F.col("end_offset").isNull() & read).select("topic").distinct().collect()
-    return LakeNotes(_losses(noted, records), erasures, tuple(sorted(row["topic"] for row in anew)))
+    return LakeNotes(_losses(noted.where(late), records), erasures, tuple(sorted(row["topic"] for row in anew)))
 
 
 def _losses(noted: DataFrame, records: DataFrame) -> tuple[AcceptedLoss, ...]:
+    """A loss that was accepted has only records sent before that, even if nothing behind it is known."""
     end = F.coalesce("end_offset", F.lit(_NO_END))
     seen = records.select("topic", "partition", "offset", "timestamp")
     rows = seen.join(F.broadcast(noted), ["topic", "partition"], "right").groupBy(
-        "topic", "partition", "first_offset", "end_offset"
+        "topic", "partition", "first_offset", "end_offset", "accepted_at"
     )
     # A recreated log also has low offsets, but had hardly got this close to the loss when the loss was noted.
     old = F.col("end_offset").isNotNull() | (F.col("timestamp") <= F.col("accepted_at"))
     nearest = F.when(old & (F.col("offset") < F.col("first_offset")), F.struct("offset", -F.unix_micros("timestamp")))
     times = rows.agg(
         F.max_by("timestamp", nearest).alias("after"),
-        F.min(F.when(F.col("offset") >= end, F.col("timestamp"))).alias("before"),
+        F.least(F.min(F.when(F.col("offset") >= end, F.col("timestamp"))), "accepted_at").alias("before"),
     )
     room = times.withColumn("room", F.col("end_offset") - F.col("first_offset"))
     return tuple(AcceptedLoss(**row) for row in tables.collected(room.select("topic", "room", "after", "before")))
