@@ -11,8 +11,10 @@ record: one of its identity (id, topic, key), and one of its contents as well (v
 first 48 bits of SHA-256. So a sum does not depend on the order, and two different sets of records agree by accident
 once in 2^48 cases; the sums are no protection against deliberate forgery.
 
-An archive may keep only ids. The rows of one bucket do not tell it from an archive that keeps tombstones; but if the
-archive has more bare rows of a bucket than silver, it did not keep the bucket's contents.
+An archive may keep only ids. A row does not tell it from an archive that keeps tombstones; but if all of the archive's
+rows of a bucket are bare, and not all of silver's, it did not keep the bucket's contents. If only some are, it may have
+begun to keep contents there, and each record decides for itself: the contents of those that are bare in the archive
+alone are not judged.
 
 A lake has the digest of a large value instead of the value, in the headers that refer to it
 (`claim_check.reference`). Trace headers are left out: with `tracing.enabled`, a record gets those of the harvester's
@@ -31,7 +33,7 @@ from functools import cached_property, reduce
 from itertools import chain, pairwise
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.claim_check import reference
@@ -113,11 +115,15 @@ def unequal(silver: Sums, archive: Sums) -> list[int]:
 
 def with_contents(silver: Sums, archive: Sums) -> int:
     """The number of the archive's records whose contents can be compared, too."""
-    return sum(theirs.records for at, theirs in archive.items() if _has_contents(silver.get(at, NOTHING), theirs))
+    found = 0
+    for at, theirs in archive.items():
+        ours = silver.get(at, NOTHING)
+        found += theirs.records - max(0, theirs.bare - ours.bare) if _has_contents(ours, theirs) else 0
+    return found
 
 
 def _has_contents(ours: BucketSums, theirs: BucketSums) -> bool:
-    return theirs.bare <= ours.bare
+    return not theirs.records == theirs.bare > ours.bare
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +205,7 @@ def in_silver(silver: DataFrame, ids: IdRange, header: str) -> DataFrame:
     return rows.withColumn("own", F.expr(own)).withColumns(
         {
             "bucket": F.expr(f"shiftright(id, {BITS})"),
-            "bare": F.expr("value IS NULL AND coalesce(size(headers), 0) = 0"),
+            "bare": F.expr("value IS NULL AND coalesce(size(own), 0) <= 0"),
             "name": F.expr(_in_spark(name)),
             "content": F.expr(_in_spark(content)),
         }
@@ -225,23 +231,16 @@ def doubled(silver: DataFrame) -> DataFrame:
     return finding(rows.where("times > 1"), FindingKind.REPEAT, Severity.VIOLATION, detail, at=F.col("timestamp"))
 
 
-def changed(silver: DataFrame, archive: DataFrame, whole: Collection[int]) -> DataFrame:
-    """`in_silver` and `in_archive` → FINDINGS: records that the archive has otherwise.
-
-    `whole`: the buckets whose contents the archive keeps.
-    """
-    theirs = archive.select("id", *(F.col(name).alias(f"their_{name}") for name in ("name", "content")))
+def changed(silver: DataFrame, archive: DataFrame) -> DataFrame:
+    """`in_silver` and `in_archive` → FINDINGS: records that the archive has otherwise."""
+    theirs = archive.select("id", *(F.col(name).alias(f"their_{name}") for name in ("bare", "name", "content")))
     rows = silver.join(theirs, "id")
-    contents = _any_bucket(whole) & (F.col("content") != F.col("their_content"))
+    contents = (F.col("bare") | ~F.col("their_bare")) & (F.col("content") != F.col("their_content"))
     other = F.col("name") != F.col("their_name")
     detail = F.when(other, "the archive has it with another topic or key").otherwise(
         "the archive has it with another value or other headers"
     )
     return finding(rows.where(other | contents), FindingKind.CHANGED, Severity.VIOLATION, detail, at=F.col("timestamp"))
-
-
-def _any_bucket(buckets: Collection[int]) -> Column:
-    return F.col("bucket").isin(*buckets) if buckets else F.lit(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +262,8 @@ class Proof:
 def verdict_of(unequal: int, beyond: int, found: tuple[FindingGroup, ...]) -> AuditVerdict:
     """The verdict on a range with so many unequal buckets, in which this was found, and so much was not judged.
 
-    Buckets that differ although none of their records does are suspect: the archive may list a record twice.
+    Buckets that differ although none of their records does are suspect: the archive may list a record twice, or have
+    the contents of only some.
     """
     severities = {one.severity for one in found}
     if Severity.VIOLATION in severities:
@@ -413,8 +413,7 @@ class _Work:
         findings, missing, beyond = None, 0, 0
         if differing:
             self.progress(f"{len(differing):,} of {len(silver.keys() | archive.keys()):,} buckets differ")
-            whole = [at for at in differing if with_contents(silver, {at: archive.get(at, NOTHING)})]
-            findings, missing, beyond = self._drill(ids, differing, whole)
+            findings, missing, beyond = self._drill(ids, differing)
             found = collect_findings(findings)
             tallies[checks.BEYOND] += beyond
         tallies[checks.DELIVERED] += archived - missing
@@ -426,11 +425,8 @@ class _Work:
         )  # fmt: skip
         return proof, found, findings
 
-    def _drill(self, ids: IdRange, differing: list[int], whole: list[int]) -> tuple[DataFrame, int, int]:
-        """The findings in these buckets, how many archived records silver lacks, and how many were not judged.
-
-        `whole`: the buckets whose contents the archive keeps.
-        """
+    def _drill(self, ids: IdRange, differing: list[int]) -> tuple[DataFrame, int, int]:
+        """The findings in these buckets, how many archived records silver lacks, and how many were not judged."""
         jdbc, none = jdbc_source(self.dsn), F.lit(None).cast("string")
         listed = local(self.spark, [{"bucket": one} for one in differing], "bucket bigint")
         rows = in_silver(self.store.table("silver"), ids, self.store.header())
@@ -458,5 +454,5 @@ class _Work:
         strange = marked.where("first").join(past.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
         missing = there.where("NOT delivered").count()
         beyond = there.where("NOT judged AND NOT delivered").count() + strange.count() - unexpected.count()
-        parts = [lost, unexpected, doubled(rows), changed(rows, archive, whole)]
+        parts = [lost, unexpected, doubled(rows), changed(rows, archive)]
         return keep(reduce(DataFrame.unionByName, parts), self.kept), missing, beyond
