@@ -46,10 +46,19 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class TopicLog:
-    """The log of a topic, read from batch `since` on. `id` is Kafka's own: a recreated topic has a new one."""
+    """The log of a topic; its rows are in batches from `since` on. `id` is Kafka's: a recreated topic has a new one.
+
+    `returned`: the first batch after it was retired and named again; 0: it never was.
+    """
 
     id: str
     since: int
+    returned: int = 0
+
+    @property
+    def read_since(self) -> int:
+        """The batch from which on the topic has been read all the time."""
+        return max(self.since, self.returned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,10 @@ def logs_from_text(text: str | None) -> dict[str, TopicLog]:
 
 
 def _logs(stored: Mapping[str, Any]) -> dict[str, TopicLog]:
-    return {str(topic): TopicLog(str(log["id"]), int(log["since"])) for topic, log in stored.items()}
+    return {
+        str(topic): TopicLog(str(log["id"]), int(log["since"]), int(log.get("returned", 0)))
+        for topic, log in stored.items()
+    }
 
 
 def decide(stored: Manifest | None, wanted: Manifest, where: str, *, used: bool) -> Manifest:

@@ -18,7 +18,7 @@ def wanted(topics: tuple[str, ...] = STORED.topics, job: str = "lake", header: s
 
 def test_what_is_stored_is_read_again() -> None:
     assert from_text(to_text(STORED), "there") == STORED
-    logs = replace(STORED, logs={"orders": TopicLog("kafka's own", 7)})
+    logs = replace(STORED, logs={"orders": TopicLog("kafka's own", 7), "payments": TopicLog("another", 2, 9)})
     assert from_text(to_text(logs), "there") == logs
     assert logs_from_text(logs_to_text(logs.logs)) == logs.logs
     assert logs_from_text(None) == {}

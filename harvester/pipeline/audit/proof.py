@@ -303,7 +303,7 @@ def run(
         proofs, found, parts = list[Proof](), list[FindingGroup](), list[DataFrame]()
         tallies = Counter[str]()
         topics = manifest.topics
-        since = max((log.since for topic, log in manifest.logs.items() if topic in topics), default=0)
+        since = max((log.read_since for topic, log in manifest.logs.items() if topic in topics), default=0)
         for ids in work.to_prove(topics, since):
             proof, groups, findings = work.prove(ids, tallies)
             proofs.append(proof)

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas, source, streaming, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError
 from harvester.pipeline.lake.batch import batch_name, done_again, ids_file, to_do_again
+from harvester.pipeline.lake.cuts import Offsets
 from harvester.pipeline.lake.silver import local
 from harvester.pipeline.source import Place
 from harvester.pipeline.store import TableStore
@@ -89,12 +90,15 @@ def made_anew(logs: Mapping[str, TopicLog], ids: Mapping[str, str]) -> set[str]:
 
 
 def resolve(
-    progress: LakeProgress, log: LogBounds, topics: Collection[str], returning: Collection[str] = ()
+    progress: LakeProgress, log: LogBounds, topics: Collection[str], returning: Offsets | None = None
 ) -> tuple[Plan, list[Loss], list[Loss]]:
     """The plan, the records of `topics` that were removed before they were read, and the unread records of others.
 
-    Tables contain records of `returning` topics from before their retirement. Which ones is unknown, so any may exist.
+    Tables contain records of `returning` topics from before their retirement. Which ones is unknown, so any may exist;
+    `returning` has the offsets behind the last ones. How much a log had that was recreated meanwhile is unknown, too.
     """
+    returning = returning or {}
+    returned = {topic for topic, _ in returning}
     known = {topic for topic, _ in progress.begun} if progress.is_complete else set()
     other = made_anew(progress.logs, log.ids)
     start = {}
@@ -107,6 +111,8 @@ def resolve(
         if topic in other:
             if place in progress.begun or place in ends:
                 (lost if topic in topics else unread).append(Loss(*place, begun, None))
+            elif place in returning:
+                unread.append(Loss(*place, returning[place], None))
             begun = earliest
             ends.pop(place, None)
         if topic not in topics:
@@ -119,7 +125,10 @@ def resolve(
             # The brokers have lost the end of the log, or its id is unknown: any record may be in a table.
             lost.append(Loss(*place, begun, None))
             ends[place], since = latest, 0
-        elif topic in returning and topic not in other:
+        elif topic in returned and topic not in other:
+            behind = returning.get(place, earliest)
+            if not earliest <= behind <= latest:
+                lost.append(Loss(*place, behind, earliest if behind < earliest else None))
             ends[place], since = latest, 0
         start[place] = begun if earliest <= begun <= latest else earliest
     for place, begun in progress.begun.items():
@@ -134,16 +143,17 @@ def resolve(
 def followed(stored: Manifest | None, ids: Mapping[str, str], behind: int) -> dict[str, TopicLog]:
     """The logs to read after batch `behind`, and those of retired topics, which may return.
 
+    One that returns is read again, and its earlier rows stay; but no earlier batch has what came while it was retired.
     A log that was read before its id was noted is assumed to be the same.
     """
     logs = {} if stored is None else {one: log for one, log in stored.logs.items() if one not in stored.topics}
     for topic, named in ids.items():
         before = stored.logs.get(topic) if stored is not None else None
+        was_read = stored is not None and topic in stored.topics
         if before is not None and before.id == named:
-            logs[topic] = before
+            logs[topic] = before if was_read else replace(before, returned=behind + 1)
         else:
-            unnoted = before is None and stored is not None and topic in stored.topics
-            logs[topic] = TopicLog(named, 0 if unnoted else behind + 1)
+            logs[topic] = TopicLog(named, 0 if before is None and was_read else behind + 1)
     return logs
 
 
@@ -189,7 +199,7 @@ def claim(
             log = _log(brokers, [*wanted.topics, *chosen.retire])
             progress = replace(progress, logs=decided.logs)
             added = set(wanted.topics) - set(left.topics) if left is not None and not chosen.adopt else ()
-            returning = _returning(store, added)
+            returning = _returning(store, added, decided.logs)
             plan = _resolved(store, progress, log, decided, chosen, returning, late=late, say=say)
         elif chosen.start_at is not None:
             places = brokers.places(wanted.topics)
@@ -363,7 +373,7 @@ def _of_tables(store: TableStore, wanted: Manifest) -> tuple[LakeProgress, Manif
     logs = streaming.logs_from_text(noted.get(tables.TOPICS))
     # Batches may have written no rows, or rows that were erased since. Numbers are never reused: rows with a used one
     # would count as folded, or as part of a log that no longer exists.
-    numbers = [log.since - 1 for log in logs.values()]
+    numbers = [log.read_since - 1 for log in logs.values()]
     numbers.append(store.last_written(_written(store), noted[tables.OWNER]) or 0)
     named = [rows.agg(F.max("batch")).collect()[0][0], folded, batch_name(max(0, *numbers))]
     last = max(filter(None, named))
@@ -372,11 +382,7 @@ def _of_tables(store: TableStore, wanted: Manifest) -> tuple[LakeProgress, Manif
     since = min(last, given_up if folded is None or folded <= given_up else last)
     since = None if folded is not None and folded >= last else since
     behind = F.col("batch") < (since or batch_name(int(last) + 1))
-    first = F.when(F.col("topic").isNull(), batch_name(0))
-    for topic, log in logs.items():
-        first = first.when(F.col("topic") == topic, batch_name(log.since))
-    # Rows without a batch are from values that were filled in; silver has them, too.
-    here = F.coalesce("batch", F.lit(batch_name(0))) >= F.coalesce(first, F.lit(batch_name(0)))
+    here = _of_log(logs)
     found = rows.groupBy("topic", "partition").agg(
         F.max(F.when(here, F.col("offset"))).alias("last"),
         F.max(F.when(here & behind, F.col("offset"))).alias("whole"),
@@ -395,12 +401,22 @@ def _of_tables(store: TableStore, wanted: Manifest) -> tuple[LakeProgress, Manif
     return progress, replace(wanted, topics=tuple(sorted(topics)), header=header, logs=logs)
 
 
-def _returning(store: TableStore, topics: Collection[str]) -> set[str]:
-    """Those of the topics of which tables have records: they were retired earlier."""
+def _returning(store: TableStore, topics: Collection[str], logs: Mapping[str, TopicLog]) -> dict[Place, int]:
+    """The offsets behind those of these topics of which tables have records: they were retired earlier."""
     if not topics:
-        return set()
-    rows = _places(store).where(F.col("topic").isin(*topics))
-    return {row["topic"] for row in rows.select("topic").distinct().collect()}
+        return {}
+    rows = _places(store).where(F.col("topic").isin(*topics) & _of_log(logs))
+    found = rows.groupBy("topic", "partition").agg(F.max("offset")).collect()
+    return {(topic, partition): last + 1 for topic, partition, last in found}
+
+
+def _of_log(logs: Mapping[str, TopicLog]) -> Column:
+    """Of `_places`: whether a row is of the log that its topic had last."""
+    first = F.when(F.col("topic").isNull(), batch_name(0))
+    for topic, log in logs.items():
+        first = first.when(F.col("topic") == topic, batch_name(log.since))
+    # Rows without a batch are from values that were filled in; silver has them, too.
+    return F.coalesce("batch", F.lit(batch_name(0))) >= F.coalesce(first, F.lit(batch_name(0)))
 
 
 def _places(store: TableStore) -> DataFrame:
@@ -421,7 +437,7 @@ def _resolved(
     log: LogBounds,
     decided: Manifest,
     chosen: Recovery,
-    returning: Collection[str],
+    returning: Offsets,
     *,
     late: bool,
     say: Callable[[str], None],
