@@ -224,7 +224,6 @@ class Fetcher:
             changes.extendleft(reversed(waiting))
             if changed:
                 self._pace()
-                self._ask_for_topics()
         for place, displaced in tuple(self._displaced.items()):
             if place in self._displaced:  # the application may have paused it
                 yield from self._replace(place, displaced)
@@ -304,13 +303,8 @@ class Fetcher:
         self._begun_in[place] = None
         return True
 
-    def _ask_for_topics(self) -> None:
-        """The ids of topics with new claims: the client does not tell one topic from another of its name."""
-        unknown = [place for place, topic in self._begun_in.items() if topic is None]
-        if unknown and not self._topics.is_open:
-            self._topics.put(unknown)
-
     def _learn_topics(self) -> None:
+        """The client does not tell one topic from another of its name."""
         try:
             ids = self._topics.take() or {}
         except BrokerUnavailable:
@@ -524,7 +518,9 @@ class Fetcher:
     def look(self) -> None:
         """To be called once an interval: continue with places that the client has stopped fetching."""
         self._learn_topics()
-        self._ask_for_topics()
+        unknown = [place for place, topic in self._begun_in.items() if topic is None]
+        if unknown and not self._topics.is_open:
+            self._topics.put(unknown)
         emptied, self._emptied = self._emptied, False
         for place in self._stalls.look(self._waiting() if emptied else {}, clock_s()):
             buffer = self._session.buffer.get(place)

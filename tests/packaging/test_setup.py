@@ -1,4 +1,4 @@
-"""`scripts/setup` in a checkout whose environment still has the distribution under its former name."""
+"""The locks, and `scripts/setup`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,6 @@ from tests.packaging.test_wheel import BUILD, NOT_SHIPPED, ROOT, clean
 pytestmark = pytest.mark.timeout(300)
 
 
-def _former(site: Path) -> None:
-    """An installed distribution `harvester`, as pip leaves it."""
-    info = site / "harvester-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: harvester\nVersion: 0.1.0\n")
-    (info / "INSTALLER").write_text("pip\n")
-    (site / "__editable__.harvester-0.1.0.pth").write_text("/nowhere\n")
-    files = ("METADATA", "INSTALLER", "RECORD")
-    (info / "RECORD").write_text(
-        "".join(f"{info.name}/{name},,\n" for name in files) + "__editable__.harvester-0.1.0.pth,,\n"
-    )
-
-
 def test_every_lock_has_the_same_pins() -> None:
     """requirements.lock is what is tested; the others are parts of it, but for Spark."""
 
@@ -47,7 +34,7 @@ def test_every_lock_has_the_same_pins() -> None:
     assert not {"pytest", "mypy", "django"} & set(pins("requirements-demo.lock"))
 
 
-def test_the_former_distribution_is_replaced(tmp_path: Path) -> None:
+def test_where_there_is_no_uv_pip_installs(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for name in (*BUILD, "requirements.lock", "requirements-demo.lock", "scripts/setup"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +47,6 @@ def test_the_former_distribution_is_replaced(tmp_path: Path) -> None:
     site = next(place.glob("lib/python*/site-packages"))
     paths = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     (site / "dependencies.pth").write_text("\n".join(paths) + "\n")
-    _former(site)
-    (checkout / "outbox_harvester.egg-info").mkdir()
     version = subprocess.run([place / "bin/python", "--version"], capture_output=True, text=True, check=True).stdout
     digest = hashlib.sha256((checkout / "requirements.lock").read_bytes()).hexdigest()
     (place / ".lock.stamp").write_text(f"{checkout} {version.strip()} {digest}  -\n")  # dependencies are there
@@ -73,7 +58,6 @@ def test_the_former_distribution_is_replaced(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         names = {found.metadata["Name"] for found in distributions(path=[str(site)])}
         assert names == {"outbox-harvester"}
-    assert not list(site.glob("__editable__.harvester-*"))
-    assert not (checkout / "outbox_harvester.egg-info").exists()
+    assert not (place / "bin/uv").exists()
     shown = subprocess.run([place / "bin/harvester", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("harvester ")
