@@ -277,11 +277,15 @@ def lends_backends(connection: psycopg.Connection[Any], dsn: str, application_na
     """Whether two simultaneous sessions were served by one backend, or one session by two.
 
     `dsn` is what `connection` was opened with; it must be in autocommit mode, outside a transaction. If a pooler is
-    evident, the check is repeated several times. Raises what `connect` does, and psycopg's errors.
+    evident, the check is repeated several times. Raises psycopg's errors.
     """
     ours = _pid(connection)
     for _ in range(_LOOKS if is_pooled(connection) else 1):
-        with closing(connect(dsn, application_name=application_name, may_be_lent=True)) as other:
+        try:
+            other = connect(dsn, application_name=application_name, may_be_lent=True)
+        except DatabaseUnavailable:
+            return False  # a pool in session mode may have none left; one that lends serves another with ours
+        with closing(other):
             theirs, again = _pid(other), _pid(connection)
         if theirs in (ours, again) or again != ours:
             return True

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +18,7 @@ from harvester.errors import InboxError, InboxFenced
 from harvester.idempotence import Inbox
 from tests.support.coordinated import fill, settings
 from tests.support.handled import fill_keys
+from tests.support.inbox import Pool
 from tests.support.wait import eventually
 
 __all__ = ["settings"]
@@ -118,22 +117,6 @@ def test_the_generation_of_a_claim_fences_whoever_held_it_before(
     assert sorted(seen) == list(range(40))
 
 
-class Pool:
-    """Of one session at a time."""
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn, self._session = dsn, psycopg.connect(dsn, autocommit=True)
-
-    @contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[Any]]:
-        if self._session.closed:
-            self._session = psycopg.connect(self._dsn, autocommit=True)
-        yield self._session
-
-    def close(self) -> None:
-        self._session.close()
-
-
 def test_an_outage_of_the_database_gives_up_no_record(settings: ConsumerSettings, empty_database: str) -> None:
     """Neither while records are handled, nor while the application takes note of one that is given up."""
     name = conninfo_to_dict(empty_database)["dbname"]
@@ -180,7 +163,7 @@ def test_an_outage_of_the_database_gives_up_no_record(settings: ConsumerSettings
         consumer.run(handle)
     finally:
         let_in(True)
-        pool.close()
+        pool.session.close()
     assert tries == {0: 1, 1: 1, 2: 1, 3: 5, 4: 1, 5: 1, 6: 2, 7: 1, 8: 1, 9: 1}
     assert notes == [6] * 4
     (letter,) = DeadLetterTopic(settings.dead_letters, settings.kafka).read()

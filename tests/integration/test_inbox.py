@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -11,7 +9,7 @@ import pytest
 
 from harvester.errors import InboxError, InboxUnavailable
 from harvester.idempotence import Inbox, Novelty, table_sql
-from tests.support.inbox import ONE, TWO, Forged, Make, stamped
+from tests.support.inbox import ONE, TWO, Forged, Make, Pool, stamped
 
 pytestmark = pytest.mark.servers
 pytest_plugins = ["tests.support.ledgers"]
@@ -267,23 +265,10 @@ def test_who_may_only_use_the_table_finds_it_made(empty_database: str) -> None:
             db.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-class Sessions:
-    """A pool of one session, which is replaced when it was lost."""
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn, self.session = dsn, psycopg.connect(dsn, autocommit=True)
-
-    @contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[Any]]:
-        if self.session.closed:
-            self.session = psycopg.connect(self._dsn, autocommit=True)
-        yield self.session
-
-
 @pytest.mark.parametrize("when", ["before", "within"])
 def test_a_session_that_is_lost_is_no_fault_of_the_record(empty_database: str, when: str) -> None:
     """A pool has another one; a connection of the application's does not, and no try of the record changes that."""
-    pool = Sessions(empty_database)
+    pool = Pool(empty_database)
 
     def end(session: psycopg.Connection[Any]) -> None:
         with psycopg.connect(empty_database, autocommit=True) as other:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import psycopg
 import pytest
 
-from harvester.errors import SchemaError
+from harvester.errors import DatabaseUnavailable, SchemaError
+from harvester.outbox import connection
 from harvester.outbox.connection import connect, is_pooled, lends_backends
 from tests.support.cli import run_cli
 from tests.support.harvesting import Scene
@@ -51,3 +53,14 @@ def test_what_is_told_apart(scene: Scene) -> None:
             connect(pooled, application_name="test")
         assert is_pooled(lent)
         assert lends_backends(lent, pooled, "test")
+
+
+def test_a_pool_that_has_no_session_left_lends_none(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its size is what the harvester needs: each of its sessions keeps one."""
+
+    def none_left(*_: Any, **__: Any) -> Any:
+        raise DatabaseUnavailable("timeout expired")
+
+    with closing(connect(scene.dsn, application_name="test")) as direct:
+        monkeypatch.setattr(connection, "connect", none_left)
+        assert not lends_backends(direct, scene.dsn, "test")

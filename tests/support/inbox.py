@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -50,6 +51,19 @@ def stamped(
 ) -> bytes:
     """A header as the relay writes it."""
     return encode(Origin(incarnation, record_id, term, 0, 1, sequence, 1_700_000_000_000_000, low_water))
+
+
+class Pool:
+    """A pool of one session, which is replaced when it was lost."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn, self.session = dsn, psycopg.connect(dsn, autocommit=True)
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        if self.session.closed:
+            self.session = psycopg.connect(self._dsn, autocommit=True)
+        yield self.session
 
 
 class Ledger:
