@@ -25,10 +25,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import itemgetter
 
 from harvester.delivery.partitioner import shard_of
 from harvester.relay.core.deferred import DeferredRows, KeyOrId
 from harvester.relay.core.ledger import Ledger, Row
+
+_RAW = itemgetter(2)  # of a row
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +154,7 @@ class Dispatcher:
         if not deferred.by_shard:
             self._spread.grow(ledger.in_flight_with(new))
         taken: Taken = {}
-        flows = shards.all_take() and not self._stalled and all(row[2] for row in new)
+        flows = shards.all_take() and not self._stalled and all(map(_RAW, new))
         if flows and not deferred.by_key and not deferred.by_shard:
             silent = [index for index in range(len(shards)) if not ledger.unsettled_of(index)]
             taken = ledger.add_rows(new, self._spread.active, ledger.room() - self._kept)

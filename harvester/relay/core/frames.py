@@ -18,7 +18,7 @@ import json
 import math
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, get_type_hints
@@ -353,8 +353,11 @@ _RARE: dict[bytes, type[Any]] = {
 _LETTER = {kind: letter for letter, kind in _RARE.items()}
 
 
-def in_pieces(rows: Iterable[bytes]) -> Iterator[bytes]:
+def in_pieces(rows: Sequence[bytes]) -> Iterator[bytes]:
     """These rows in their order, in pieces for one `Dispatch` each: a single row, or no more than 64 MiB."""
+    if sum(map(len, rows)) <= _MANY_BYTES:
+        yield b"".join(rows)
+        return
     piece: list[bytes] = []
     size = 0
     for row in rows:

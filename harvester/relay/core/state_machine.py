@@ -396,7 +396,7 @@ class StateMachine:
         return [
             m.Send(index, Dispatch(self.epoch, piece, self.low_water.known))
             for index, rows in taken.items()
-            for piece in in_pieces(row[2] for row in rows)
+            for piece in in_pieces([row[2] for row in rows])
         ]
 
     # -- shards
