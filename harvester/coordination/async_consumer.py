@@ -462,11 +462,11 @@ class _Run:
     async def _flush(self) -> None:
         while (done := self._handling.next_done()) is not None:
             queued, given_up = done
-            await self._consumer._tell()
-            try:
-                if given_up is not None:
+            if given_up is not None:
+                await self._consumer._tell()
+                try:
                     await self._consumer._announce(given_up)
-            except InboxError as error:
-                self._handling.postpone(queued, given_up, error)
-            else:
-                self._consumer._commit(queued.record)
+                except InboxError as error:
+                    self._handling.postpone(queued, given_up, error)
+                    continue
+            self._consumer._commit(queued.record)

@@ -326,10 +326,10 @@ class Fetcher:
             return
         try:
             first, end = self._data.get_watermark_offsets(_partition(place), _CALL_S)
-            is_recreated = self._is_recreated(place)
+            offset = buffer.next_offset
+            is_recreated = offset <= end and self._is_recreated(place)
         except (KafkaException, BrokerUnavailable):
             return
-        offset = buffer.next_offset
         resumed_at = resume(offset, first, end, self._settings.out_of_range)
         if offset > end:
             displaced.lowest_end = min(end, displaced.lowest_end)

@@ -225,15 +225,14 @@ class Inbox(InboxBase[Connection | Pool]):
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        source, connection = self._source, None
-        try:
-            with nullcontext(source) if isinstance(source, psycopg.Connection) else source.connection() as connection:
-                refuse_busy(connection)
-                yield connection
-        except psycopg.Error as error:
-            if (loss := loss_of(connection, source, error)) is None:
-                raise
-            raise loss from error
+        source = self._source
+        with (
+            losses_judged(source) as lent,
+            nullcontext(source) if isinstance(source, psycopg.Connection) else source.connection() as connection,
+        ):
+            lent.append(connection)
+            refuse_busy(connection)
+            yield connection
 
     @contextmanager
     def _locked(self, connection: Connection, transaction: InboxTransaction) -> Iterator[None]:
@@ -314,16 +313,13 @@ class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection]:
-        source, connection = self._source, None
+        source = self._source
         given = nullcontext(source) if isinstance(source, psycopg.AsyncConnection) else source.connection()
-        try:
+        with losses_judged(source) as lent:
             async with given as connection:
+                lent.append(connection)
                 refuse_busy(connection)
                 yield connection
-        except psycopg.Error as error:
-            if (loss := loss_of(connection, source, error)) is None:
-                raise
-            raise loss from error
 
     @asynccontextmanager
     async def _locked(self, connection: AsyncConnection, transaction: InboxTransaction) -> AsyncIterator[None]:
@@ -366,14 +362,25 @@ class _Unavailable(InboxUnavailable, psycopg.OperationalError):
     """The pool has no connection now, or the one it lent was lost."""
 
 
-def loss_of(connection: object, source: object, error: psycopg.Error) -> psycopg.Error | None:
-    """The error to raise if the connection that `source` lent is lost, or it lent none; otherwise None."""
-    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection) and not connection.closed:
-        return None
-    reason = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[0]
-    if connection is source:
-        return _Lost(f"the inbox's connection is lost: {reason}", hint="give the inbox a pool: it opens another one")
-    return _Unavailable(f"the inbox has no connection: {reason}", hint="try again; check that PostgreSQL runs")
+@contextmanager
+def losses_judged(source: object) -> Iterator[list[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]]]:
+    """Raises `_Lost` or `_Unavailable` if the block fails since `source` lent no connection, or the one lent is lost.
+
+    The block adds the connection to the list.
+    """
+    lent: list[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]] = []
+    try:
+        yield lent
+    except psycopg.Error as error:
+        if lent and not lent[0].closed:
+            raise
+        reason = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[0]
+        if lent and lent[0] is source:
+            hint = "give the inbox a pool: it opens another one"
+            raise _Lost(f"the inbox's connection is lost: {reason}", hint=hint) from error
+        raise _Unavailable(
+            f"the inbox has no connection: {reason}", hint="try again; check that PostgreSQL runs"
+        ) from error
 
 
 def outpaced() -> InboxError:
