@@ -248,7 +248,8 @@ class Scene:
         frame = intake.pending
         assert isinstance(frame, Remark)
         if frame.term is not None and intake.lane is None:
-            idle, lane = (Lane(number, "walk", Producer(), Witness({}), 1.0) for number in range(2))
+            patient = {"retry.backoff.ms": "2000"}  # so that a commit is clear however slow the machine is
+            idle, lane = (Lane(number, "walk", Producer(), Witness({}), patient) for number in range(2))
             intake.batches.most_named = 1000
             intake.lane, self.transactor._idle = lane, idle
             self.transactor._opened = (frame.term, frame.lanes)

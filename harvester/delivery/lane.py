@@ -23,15 +23,6 @@ since the transaction began.
 progress that becomes readable names no record that is missing from its topic, however the transaction ends. The first
 record of a transaction, which makes the partition known to the coordinator, names what earlier ones of the lane
 committed.
-
-*Opening a lane* (P19, P20, `Opener`). The term row must be ours; `init_transactions` ends what was open under the lane,
-after which a predecessor can commit nothing; the term row must still be ours, otherwise a zombie has just fenced the
-shard that leads; the topic must be the one that the term row records, since another tells nothing of what was committed
-(P22); the lane's progress is read up to its end; what it names is purged; an empty progress record is committed.
-Whatever fails on the way is retried with a new producer until it succeeds or the lane is no longer wanted.
-
-*After a change of server* (P49), or after ids have started again, the progress is of another incarnation, and its ids
-may have been given to other rows. Then only rows with matching sums, which are unchanged, are purged.
 """
 
 from __future__ import annotations
@@ -43,27 +34,24 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, libversion
 
 from harvester.bounds import SILENT, read_bounds
-from harvester.delivery.progress import VERSIONS, EncodedProgress, Progress, decode, encode, most_ids, same_rows
+from harvester.delivery.progress import VERSIONS, EncodedProgress, Progress, decode, most_ids
 from harvester.delivery.progress_topic import check_recorded, find_progress_topic, largest_record_bytes, why_refused
-from harvester.delivery.retries import FATE_UNKNOWN
-from harvester.errors import BrokerUnavailable, HarvesterError
-from harvester.record import RowVersions
+from harvester.delivery.retries import INNOCENT
+from harvester.errors import BrokerUnavailable
 
 _INIT_S = 0.5  # one attempt; it is repeated
 _END_S = 5.0  # for the coordinator to answer a commit or an abort
 _LEAVE_S = 0.5  # for answers to a closed lane's last requests
-FLUSH_S = 60.0  # each record has its delivery timeout
+_REPORT_S = 5.0  # for the report of a record that has timed out
 _READ_BACK_RECORDS = 64  # the last committed progress record is usually this close to the end
 
 # librdkafka's defaults, and the smallest fraction of the backoff after jitter.
-_BACKOFF_MS, _BACKOFF_MAX_MS, _LEAST_SHARE = "100", "1000", 0.8
+_BACKOFF_MS, _BACKOFF_MAX_MS, _LEAST_SHARE, _DELIVERY_MS = "100", "1000", 0.8, "300000"
 _RECORD_BYTES = "1000000"
 _WITNESSED = "eos,broker"  # of the client's debug contexts: EndTxn, and connections
 _INFERRED = ("IMPLICITACK", "DUPSEQ")  # lines of the context eos
@@ -73,6 +61,11 @@ _OVER = re.compile(r"in state (?!UP)")  # connections that can no longer, or not
 _NO_RECORDS = re.compile(r"\[thrd:(TxnCoordinator|[^]]*/bootstrap)\]")
 _NOT_ADDED = re.compile(r'Failed to add partition "(.*)" \[\d+\] to transaction: (.*)')
 _SKIPPED = KafkaError(KafkaError.OPERATION_NOT_ATTEMPTED).str()  # because of another partition
+_STILL_ENDING = KafkaError(KafkaError.CONCURRENT_TRANSACTIONS).str()
+_ENDS_ONCE = (
+    "Kafka is still ending the last transaction of {}, which takes until each of its partitions has a leader and"
+    " min.insync.replicas replicas in sync; kafka-transactions.sh describe lists them"
+)
 NOT_ALLOWED = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 _SEVERITIES = {"0": 50, "1": 50, "2": 50, "3": 40, "4": 30}  # syslog's to the module logging's; others: INFO
 
@@ -106,6 +99,12 @@ def earliest_resend_s(options: Mapping[str, Any]) -> float:
     """How soon a producer with these options resends a failed request."""
     backoff_ms = float(options.get("retry.backoff.ms", _BACKOFF_MS))
     return min(_LEAST_SHARE * backoff_ms, float(options.get("retry.backoff.max.ms", _BACKOFF_MAX_MS))) / 1000
+
+
+def answer_s(options: Mapping[str, Any]) -> float:
+    """How long a producer with these options may take to report on a record."""
+    given = options.get("delivery.timeout.ms", options.get("message.timeout.ms", _DELIVERY_MS))
+    return float(given) / 1000 + _REPORT_S
 
 
 class Witness:
@@ -171,9 +170,10 @@ class LaneSettings:
 class Lane:
     """An open lane. One thread only, except for `produce`'s callbacks, which run inside its calls."""
 
-    def __init__(self, number: int, topic: str, producer: Any, witness: Witness, resend_s: float) -> None:
-        self.number = number
-        self._topic, self._producer, self._witness, self._resend_s = topic, producer, witness, resend_s
+    def __init__(self, number: int, topic: str, producer: Any, witness: Witness, options: Mapping[str, Any]) -> None:
+        """`options` are the producer's, as set by the user."""
+        self.number, self.answer_s, self._resend_s = number, answer_s(options), earliest_resend_s(options)
+        self._topic, self._producer, self._witness = topic, producer, witness
         self.error = ""  # of the last call that failed
         self.room = 0  # how many ids a progress record may name; see `Lanes.room`
         self.refused: KafkaError | None = None  # the error of the open transaction's progress record
@@ -218,7 +218,7 @@ class Lane:
 
     def _noted(self, error: KafkaError | None, _message: Any) -> None:
         """The record's delivery report. If it fails only because its transaction does, it is not at fault."""
-        if error is not None and error.name() not in FATE_UNKNOWN:
+        if error is not None and error.name() not in INNOCENT:
             self.refused = error
 
     def commit(self, progress: EncodedProgress) -> TransactionOutcome:
@@ -246,7 +246,7 @@ class Lane:
         return TransactionOutcome.UNCLEAR if outcome is TransactionOutcome.AGAIN else outcome
 
     def _arrive(self) -> None:
-        self._left(FLUSH_S)
+        self._left(self.answer_s)
         self._producer.poll(0)  # for log lines about what has arrived
         self._witness.read()
         if self._witness.inferred:
@@ -361,7 +361,7 @@ class Lanes:
             "logger": witness,
             "error_cb": lambda _error: None,  # what matters fails a call, or is logged
         }
-        lane = Lane(number, self._settings.topic, self._make_producer(options), witness, earliest_resend_s(given))
+        lane = Lane(number, self._settings.topic, self._make_producer(options), witness, given)
         self._opened = (*(each for each in self._opened if each() is not None), weakref.ref(lane))
         return lane
 
@@ -382,6 +382,9 @@ class Lanes:
         topic, not_added = self._settings.topic, lane.not_added
         refused = lane.refused or (NOT_ALLOWED if not_added.get(topic) == NOT_ALLOWED.str() else None)
         if refused is None:
+            if _STILL_ENDING in lane.error:
+                name = self._settings.transactional_id(lane.number)
+                return f"{_STILL_ENDING} ({_ENDS_ONCE.format(name)})"
             return "; ".join([lane.error, *(f"topic {name}: {why}" for name, why in not_added.items())])
         self._room = None  # the limit may have been lowered
         return why_refused(topic, lane.number, refused, self._settings.options)
@@ -462,138 +465,3 @@ class Lanes:
             " a transaction before it is still open in Kafka",
             hint="if this persists, `kafka-transactions.sh find-hanging` shows it, and `abort` ends it",
         )
-
-
-_READ_S = 10.0
-_INIT_CALLS = 20
-_AGAIN_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Leadership:
-    """The term, its holder, and the incarnation of the outbox."""
-
-    term: int
-    holder: str
-    incarnation: UUID
-
-
-_Row = tuple[int, bytes | None, bytes]  # id, key, row as the server sent it
-
-
-class LaneHost(Protocol):
-    """The caller for whom a lane is opened. Database requests block; they return None or False when the process
-    ends.
-    """
-
-    def term_row(self) -> tuple[int, str | None] | None: ...  # term and holder in the term row
-    def progress_topic(self) -> str | None: ...  # the id that the progress topic must have; see `check_recorded`
-    def delete(self, rows: RowVersions) -> bool: ...  # purge these rows
-    # Purge the rows that `same` chooses, except those that an older row of their key stays ahead of; returns their ids.
-    # `incarnation`: the one of their records.
-    def delete_same(
-        self, ids: Sequence[int], same: Callable[[list[_Row]], RowVersions], incarnation: UUID
-    ) -> list[int] | None: ...
-    def is_over(self) -> bool: ...  # the lane is no longer wanted
-    def pause(self, seconds: float) -> None: ...  # before the next attempt
-    def trouble(self, text: str | None) -> None: ...  # why the lane cannot be opened; None when that is over
-    def fenced(self, lane: int) -> None: ...  # this lane's predecessor can no longer commit
-
-
-class Superseded(Exception):
-    """The lane is no longer wanted."""
-
-
-class Deposed(Exception):
-    """The term row, or the lane's progress, belongs to another leader."""
-
-
-class Opener:
-    """Opens lanes for a host: fences, checks the term, purges what the last owner committed. One thread only."""
-
-    def __init__(self, lanes: Lanes, host: LaneHost) -> None:
-        self._lanes, self._host = lanes, host
-
-    def open(self, number: int, under: Leadership, published: Callable[[list[int]], None]) -> Lane:
-        """`published` receives exactly the ids that were committed, once they are purged.
-
-        Raises Superseded or Deposed.
-        """
-        in_trouble = False
-        try:
-            while True:
-                self._check(under)
-                lane = self._lanes.open(number)
-                try:
-                    failure = self._try(lane, under, published)
-                except BaseException:
-                    lane.close()
-                    raise
-                if failure is None:
-                    return lane
-                lane.close()
-                in_trouble = True
-                self._host.trouble(f"lane {number} cannot be opened: {failure}")
-                self._host.pause(_AGAIN_S)
-        finally:
-            if in_trouble:  # also if the lane is no longer wanted: its next opener may succeed at once
-                self._host.trouble(None)
-
-    def _try(self, lane: Lane, under: Leadership, published: Callable[[list[int]], None]) -> str | None:
-        """One attempt; returns why it failed."""
-        failure = self._fence(lane)
-        if failure is not None:
-            return failure
-        self._check(under)
-        self._host.fenced(lane.number)
-        recorded = self._host.progress_topic()
-        try:
-            self._lanes.check_topic(recorded)
-            progress = self._lanes.progress(lane.number, _READ_S)
-            if progress is None:
-                self._lanes.check_topic(recorded)  # it may have been recreated just before it was read
-            lane.room = self._lanes.room()
-        except HarvesterError as error:
-            return f"{error.message}; {error.hint}" if error.hint else error.message
-        if progress is None or not progress.ids:
-            published([])
-            return None
-        if progress.term > under.term:
-            self._check(under)  # the term row is still ours, so it has gone back in time
-        published(self._purge(progress, under))
-        empty = encode(Progress(under.term, under.incarnation))
-        if lane.begin() is TransactionOutcome.DONE and lane.commit(empty) is TransactionOutcome.DONE:
-            return None
-        return self._lanes.explain(lane) or "it is unclear whether an empty progress record was committed"
-
-    def _purge(self, progress: Progress, under: Leadership) -> list[int]:
-        """Purge the rows that the lane has committed; returns their ids. Raises Superseded."""
-        ids = list(progress.ids)
-        if progress.incarnation == under.incarnation and progress.term <= under.term:
-            if not self._host.delete(progress.rows):
-                raise Superseded
-            return ids
-        if not progress.sums:
-            return []  # the ids may mean other rows (P9); repeat rather than lose
-        same = self._host.delete_same(ids, partial(same_rows, progress), progress.incarnation)
-        if same is None:
-            raise Superseded
-        return same
-
-    def _fence(self, lane: Lane) -> str | None:
-        for _ in range(_INIT_CALLS):
-            outcome = lane.init()
-            if outcome is TransactionOutcome.DONE:
-                return None
-            if self._host.is_over():
-                raise Superseded
-            if outcome is not TransactionOutcome.AGAIN:
-                break
-        return lane.error
-
-    def _check(self, under: Leadership) -> None:
-        row: Any = None if self._host.is_over() else self._host.term_row()
-        if row is None or self._host.is_over():
-            raise Superseded
-        if row != (under.term, under.holder):
-            raise Deposed(f"the term row has term {row[0]} of {row[1]}, not {under.term} of {under.holder}")

@@ -8,6 +8,9 @@ refuses a whole batch, including innocent records, whose next attempts, spread b
 what the client itself refuses before sending is certain: that is quarantined at once. The *producer*: a fatal error
 leaves the fate of everything it holds unknown; its process ends, and the producer with it.
 
+`_DESTROY` is of the path, too: librdkafka reports it for what it still holds for a partition of a topic that was
+deleted, while the producer lives on. (The records of a producer that is itself destroyed get no report.)
+
 A record's history (`Attempts`) is kept until it is settled, across remarks and while it waits in the supervisor, within
 one term.
 """
@@ -56,7 +59,9 @@ MAYBE_LATER = frozenset(
 )
 # The broker reports these for a batch, and so for every record sent together with the oversized one.
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
-FATE_UNKNOWN = frozenset({"_FATAL", "_FENCED", "_PURGE_INFLIGHT", "_PURGE_QUEUE", "_DESTROY", "_STATE"})
+FATE_UNKNOWN = frozenset({"_FATAL", "_FENCED", "_PURGE_INFLIGHT", "_PURGE_QUEUE", "_STATE"})
+# In a transaction: it was not this record that made the transaction fail.
+INNOCENT = FATE_UNKNOWN | {"_DESTROY", "_INVALID_DIFFERENT_RECORD"}
 
 
 @dataclass(frozen=True, slots=True)

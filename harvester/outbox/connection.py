@@ -72,6 +72,7 @@ _PREFIX = re.compile(
     r"(?:(?:FATAL|ERROR|PANIC):\s+)?"
 )
 _ATTEMPTS = re.compile(r"\s*Multiple connection attempts failed\. All failures were:\s*")
+_ATTEMPT = re.compile(r"^- host: '?([^',]*)'?, port: '?([^',]*)'?.*?: (conn.*)$", re.MULTILINE)
 _HINTS = (
     (re.compile(r"password|authentication|pg_hba", re.I), "check user and password in data_source, and pg_hba.conf"),
     (re.compile(r"role .* does not exist", re.I), "create the role, or correct user in data_source"),
@@ -82,6 +83,7 @@ _HINTS = (
 )
 _READ_ONLY = re.compile(r"session is read-only|hot standby mode|server is in recovery")
 _READ_ONLY_HINT = "point data_source at the primary, or list all servers (host=a,b): the writable one is taken"
+_NO_PRIMARY_HINT = "promote a standby, or start the primary"
 _DEFAULT_HINT = "check that the server runs and that data_source names it"
 
 
@@ -254,6 +256,11 @@ def unreachable(where: str, text: str) -> DatabaseUnavailable:
     # psycopg lists the attempts after the last error; the first line is from the last server.
     lines = _ATTEMPTS.split(text.strip())[0].strip().splitlines()
     reason = _PREFIX.sub("", lines[0]) if lines else "no reason was given"
+    attempts = {f"{host}:{port}": _PREFIX.sub("", why) for host, port, why in _ATTEMPT.findall(text)}
+    standbys = [server for server, why in attempts.items() if _READ_ONLY.search(why)]
+    if 0 < len(standbys) < len(attempts):
+        each = (f"{server}: {why}" for server, why in attempts.items())
+        return DatabaseUnavailable(f"no PostgreSQL that accepts writes: {'; '.join(each)}", hint=_NO_PRIMARY_HINT)
     if _READ_ONLY.search(text):
         return DatabaseUnavailable(
             f"PostgreSQL at {where} allows only reading ({reason}): it is a standby or set to read-only",

@@ -49,25 +49,17 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 
 from harvester.delivery.decode import Broken
-from harvester.delivery.lane import (
-    FLUSH_S,
-    NOT_ALLOWED,
-    Deposed,
-    Lane,
-    Lanes,
-    Leadership,
-    Opener,
-    Superseded,
-    TransactionOutcome,
-)
+from harvester.delivery.lane import NOT_ALLOWED, Lane, Lanes, TransactionOutcome
+from harvester.delivery.opening import Deposed, Leadership, Opener, Superseded
 from harvester.delivery.progress import EncodedProgress, NamedRows, encode_named, lanes_of, lanes_to_fence
+from harvester.delivery.retries import INNOCENT
 from harvester.origin import Stamps, timestamp_ms
 from harvester.record import KafkaRecord
 from harvester.relay.at_least_once import INFERRED, RESERVED
 from harvester.relay.core import frames as f
 from harvester.relay.core.transaction_queue import QueuedRecord
 from harvester.relay.purger import Purger, ShardHost
-from harvester.relay.transaction_intake import INNOCENT, Failed, TransactionIntake
+from harvester.relay.transaction_intake import Failed, TransactionIntake
 
 _PATIENCE_S = 0.5  # for a record that has timed out before
 _IDLE_S = 30.0  # after this, the client's pending events are served
@@ -96,6 +88,7 @@ class Transactor:
         self._opener = Opener(lanes, self)
         self._idle: Lane | None = None  # the shard's other lane, which is next
         self._found: set[int] = set()  # ids that the opened lanes had committed, while some are not open yet
+        self._unanswered: list[str] = []  # topics whose records timed out since the last commit
         self._refused = 0  # consecutive commits refused with no record at fault
         self._wanted: f.Remark | None = None  # the remark being answered
         self._term: int | None = None  # term of the last reply
@@ -152,7 +145,8 @@ class Transactor:
         if under is None or intake.is_over() or not self._shard.trusted():
             self._abort(lane)
             return
-        arrived = lane.flush(FLUSH_S if alone is None else _PATIENCE_S)  # after this, all failures are known (P46)
+        # After this, all failures are known (P46).
+        arrived = lane.flush(lane.answer_s if alone is None else _PATIENCE_S)
         if alone is not None and not arrived:
             self._writer.failed.append((alone, KafkaError(KafkaError._MSG_TIMED_OUT)))
         if not arrived or self._writer.failed:
@@ -229,6 +223,7 @@ class Transactor:
         now_us = time.time_ns() // 1000
         intake = self._intake
         self._forget_refusals()
+        self._unanswered = []
         with intake.changed:
             intake.commit(lane, now_us)
 
@@ -238,7 +233,9 @@ class Transactor:
         False: none failed, not even among those whose reports came only now.
         """
         failed = [why for _, why in self._writer.failed] + [lane.refused]
-        timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
+        timed_out = any(_has_timed_out(why) for why in failed)
+        silent = {_topic(entry) for entry, why in self._writer.failed if _has_timed_out(why)}
+        self._unanswered = sorted({*self._unanswered, *filter(None, silent)})
         unclear = timed_out or lane.abort() is not TransactionOutcome.DONE
         if not self._writer.failed:
             self._blame(lane)
@@ -304,6 +301,7 @@ class Transactor:
         intake.under = None
         if frame.term != self._term:
             self._forget_refusals()  # they belong to the previous leadership
+            self._unanswered = []
         if frame.term is None:
             self._abort_begun()
             self._give_back()
@@ -377,10 +375,16 @@ class Transactor:
             self._intake.changed.wait_for(self.is_over, seconds)
 
     def trouble(self, text: str | None) -> None:
+        if text is not None and self._unanswered:
+            text += f"; records of {', '.join(self._unanswered)} were not acknowledged in time"
         self._shard.send(f.Trouble(text))
 
     def fenced(self, lane: int) -> None:
         self._shard.failpoints.hit("lane.fenced", lane=lane, index=self._index)
+
+
+def _has_timed_out(why: object) -> bool:
+    return isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT"
 
 
 def _topic(entry: QueuedRecord) -> str | None:

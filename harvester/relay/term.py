@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 from uuid import UUID
 
-from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Superseded
+from harvester.delivery.lane import Lanes
+from harvester.delivery.opening import Deposed, Leadership, Opener, Superseded
 from harvester.delivery.progress_topic import ProgressTopic, check_recorded
 from harvester.errors import LeadershipError, SchemaError, TermContested
 from harvester.failpoints import Failpoints

@@ -219,11 +219,6 @@ class TransactionIntake:
             self._shard.send(f.Dropped(self.batches.drop_queue(), in_doubt=True))
 
 
-# The client's errors for records that were not at fault: their transaction failed.
-INNOCENT = frozenset(
-    {"_PURGE_QUEUE", "_PURGE_INFLIGHT", "_STATE", "_FATAL", "_FENCED", "_DESTROY", "_INVALID_DIFFERENT_RECORD"}
-)
-
 Failed = tuple[QueuedRecord, KafkaError | str]  # a text if it is not a valid record, or the client refused it
 
 

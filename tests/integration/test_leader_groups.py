@@ -222,7 +222,7 @@ def outcome(harvester: Harvester) -> BaseException:
     harvester.start()
     try:
         with pytest.raises(HarvesterError) as raised:
-            assert harvester.wait(30) is None, "it did not end"
+            assert harvester.wait(90) is None, "it did not end"
         return raised.value
     finally:
         harvester.stop(force=True)

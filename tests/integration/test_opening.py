@@ -8,15 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from harvester.delivery.lane import (
-    Deposed,
-    Lanes,
-    LaneSettings,
-    Leadership,
-    Opener,
-    Superseded,
-    TransactionOutcome,
-)
+from harvester.delivery.lane import Lanes, LaneSettings, TransactionOutcome
+from harvester.delivery.opening import Deposed, Leadership, Opener, Superseded
 from harvester.delivery.progress import EncodedProgress, Progress, encode
 from harvester.delivery.progress_topic import find_progress_topic
 from harvester.record import RowVersions

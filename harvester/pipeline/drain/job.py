@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 
 from harvester import origin
 from harvester.config import Config
-from harvester.delivery.lane import Deposed, Leadership, Superseded
+from harvester.delivery.opening import Deposed, Leadership, Superseded
 from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, PoisonRecord, Problem, TermLost
 from harvester.outbox.connection import database_errors
 from harvester.outbox.leader_session import TermRow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaError
@@ -14,17 +13,17 @@ from hypothesis import strategies as st
 from harvester.delivery.lane import (
     NOT_ALLOWED,
     Lane,
+    Lanes,
     LaneSettings,
-    Leadership,
-    Opener,
-    Superseded,
     TransactionOutcome,
     Witness,
+    answer_s,
     earliest_resend_s,
     is_clear,
     judge,
 )
-from harvester.delivery.progress_topic import ProgressTopic, check_recorded, durable
+from harvester.delivery.progress import EncodedProgress
+from harvester.delivery.progress_topic import durable
 
 
 def error(
@@ -224,53 +223,31 @@ def test_a_producer_is_not_destroyed_while_a_partition_may_be_about_to_be_made_k
         def __del__(self) -> None:
             calls.append("destroyed")
 
-    Lane(0, "t", Producer(), Witness({}), 0.08).close()
+    Lane(0, "t", Producer(), Witness({}), {}).close()
     assert calls[0] == "flush"
     assert calls[-1] == "destroyed"
 
 
-class Unwanted:
-    """A host that gives up while it waits for another attempt, and what it was told."""
+@pytest.mark.parametrize(
+    ("options", "seconds"), [({}, 305), ({"delivery.timeout.ms": "9000"}, 14), ({"message.timeout.ms": 9000}, 14)]
+)
+def test_records_have_their_delivery_timeout_to_be_answered(options: dict[str, Any], seconds: float) -> None:
+    """librdkafka may never report on what a transaction holds for a deleted topic."""
+    waited: list[float] = []
 
-    def __init__(self) -> None:
-        self.told: list[str | None] = []
-        self.over = False
+    def flush(timeout_s: float) -> int:
+        waited.append(timeout_s)
+        return 1
 
-    def term_row(self) -> tuple[int, str]:
-        return 1, "h"
-
-    def is_over(self) -> bool:
-        return self.over
-
-    def pause(self, _: float) -> None:
-        self.over = True
-
-    def trouble(self, text: str | None) -> None:
-        self.told.append(text)
+    producer = SimpleNamespace(produce=None, flush=flush)
+    lane = Lane(0, "t", producer, Witness({}), options)
+    assert lane.conclude(EncodedProgress(b"", b"")) is TransactionOutcome.UNCLEAR
+    assert waited == [seconds] == [answer_s(options)]
 
 
-def test_a_lane_that_nobody_wants_any_more_is_no_trouble_any_more() -> None:
-    """Who opens it next may succeed at once, and would have nothing to withdraw."""
-    host: Any = Unwanted()
-    lane = SimpleNamespace(number=0, error="timed out", init=lambda: TransactionOutcome.UNCLEAR, close=lambda: None)
-    lanes: Any = SimpleNamespace(open=lambda _: lane)
-    with pytest.raises(Superseded):
-        Opener(lanes, host).open(0, Leadership(1, "h", uuid4()), lambda _: None)
-    assert host.told == ["lane 0 cannot be opened: timed out", None]
-
-
-def test_that_nothing_was_committed_is_believed_of_the_recorded_topic_only() -> None:
-    """P22. It is recreated just before it is read."""
-    host: Any = Unwanted()
-    host.progress_topic, host.fenced = lambda: "recorded", lambda _: None
-    lane = SimpleNamespace(number=0, init=lambda: TransactionOutcome.DONE, close=lambda: None)
-    answers = iter([ProgressTopic("t", "recorded", 2), ProgressTopic("t", "another", 2)])
-    lanes: Any = SimpleNamespace(
-        open=lambda _: lane, progress=lambda *_: None, room=lambda: 100,
-        check_topic=lambda recorded: check_recorded(next(answers), recorded),
-    )  # fmt: skip
-    published: list[list[int]] = []
-    with pytest.raises(Superseded):
-        Opener(lanes, host).open(0, Leadership(1, "h", uuid4()), published.append)
-    assert published == []
-    assert "recorded, is a different one (another)" in host.told[0]
+def test_what_kafka_waits_for_before_it_ends_a_transaction_is_told() -> None:
+    lanes = Lanes(LaneSettings("group", "t", {}, {}), lambda _: None)
+    text = f"Failed to initialize Producer ID: {KafkaError(KafkaError.CONCURRENT_TRANSACTIONS).str()}"
+    lane: Any = SimpleNamespace(number=3, error=text, refused=None, not_added={})
+    assert "the last transaction of group.3" in lanes.explain(lane)
+    assert "min.insync.replicas" in lanes.explain(lane)

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.delivery import retries
-from harvester.delivery.retries import FATE_UNKNOWN, MAYBE_LATER, NEVER, Failure, RetryVerdict, backoff_s, judge
+from harvester.delivery.retries import (
+    FATE_UNKNOWN,
+    INNOCENT,
+    MAYBE_LATER,
+    NEVER,
+    Failure,
+    RetryVerdict,
+    backoff_s,
+    judge,
+)
 
 NAMES = {
     KafkaError(code).name()
@@ -18,7 +27,7 @@ NAMES = {
 
 
 def test_every_name_is_one_that_the_client_uses() -> None:
-    assert NEVER | MAYBE_LATER | FATE_UNKNOWN <= NAMES
+    assert NEVER | MAYBE_LATER | FATE_UNKNOWN | INNOCENT <= NAMES
 
 
 def test_every_name_is_in_one_table_only() -> None:
@@ -29,7 +38,7 @@ def test_every_name_is_in_one_table_only() -> None:
     "name",
     ["_MSG_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_QUEUE_FULL", "NOT_LEADER_FOR_PARTITION",
      "LEADER_NOT_AVAILABLE", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "REQUEST_TIMED_OUT",
-     "NETWORK_EXCEPTION", "BROKER_NOT_AVAILABLE", "COORDINATOR_NOT_AVAILABLE", "_SSL", "_AUTHENTICATION"],
+     "NETWORK_EXCEPTION", "BROKER_NOT_AVAILABLE", "COORDINATOR_NOT_AVAILABLE", "_SSL", "_AUTHENTICATION", "_DESTROY"],
 )  # fmt: skip
 @pytest.mark.parametrize("attempts", [0, 1, 10**6])
 def test_an_outage_is_retried_for_ever(name: str, attempts: int) -> None:

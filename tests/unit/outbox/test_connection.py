@@ -47,6 +47,23 @@ def test_one_line_and_a_hint(text: str, reason: str, hint: str) -> None:
     assert error.exit_code == ExitCode.UNAVAILABLE
 
 
+def test_a_standby_beside_a_dead_primary_is_not_to_blame() -> None:
+    """As psycopg puts it together."""
+    refused = 'connection to server at "db-2", port 2 failed: Connection refused\n\tIs the server running?'
+    read_only = 'connection to server at "db-1", port 1 failed: session is read-only'
+    attempts = (
+        f"- host: 'db-1', port: '1', hostaddr: '10.0.0.1': connection failed: {read_only}\n"
+        f"- host: 'db-2', port: '2', hostaddr: '10.0.0.2': connection failed: {refused}"
+    )
+    text = f"connection failed: {refused}\nMultiple connection attempts failed. All failures were:\n{attempts}"
+    error = unreachable("db-1:1, db-2:2", text)
+    wanted = "no PostgreSQL that accepts writes: db-1:1: session is read-only; db-2:2: Connection refused"
+    assert error.message == wanted
+    assert (error.hint or "").startswith("promote a standby")
+    only_standbys = unreachable("db-1:1, db-3:1", text.replace(refused, read_only))
+    assert "allows only reading" in only_standbys.message
+
+
 def test_a_closed_port_names_the_server_but_not_the_password() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

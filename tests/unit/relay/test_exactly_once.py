@@ -180,7 +180,8 @@ class Scripted:
         self.not_added: dict[str, str] = {}
         self.outcomes: dict[str, list[TransactionOutcome]] = {}
         self.error = ""
-        self.room = 100
+        self.room, self.answer_s = 100, 60.0
+        self.sent: Callable[[], None] = lambda: None  # when all of the transaction was handed over
         self.ahead: list[Progress] = []
         self.concluded: list[Progress] = []
         self.queued: Callable[[], None] = lambda: None  # while the transaction is committed
@@ -206,6 +207,7 @@ class Scripted:
         self.calls.append(f"produce {self.number}")
 
     def flush(self, _timeout_s: float) -> bool:
+        self.sent()
         return True
 
     def conclude(self, progress: EncodedProgress) -> TransactionOutcome:
@@ -324,6 +326,26 @@ def test_an_unclear_commit_closes_both_lanes() -> None:
     turns.add(1)
     assert turns.turn()[-2:] == ["close 0", "close 1"]
     assert turns.intake.lane is None
+
+
+def test_a_lane_that_cannot_be_opened_is_told_with_the_topics_that_did_not_answer() -> None:
+    """Kafka cannot end a transaction that has a partition with too few replicas, and names none."""
+    turns = Turns()
+    for number, topic in enumerate(("b", "a", "b")):
+        turns.add(number, topic=topic)
+
+    def time_out() -> None:
+        with turns.intake.changed:
+            taken = turns.intake.batches.taken
+        turns.transactor._writer.failed = [(entry, KafkaError(KafkaError._MSG_TIMED_OUT)) for entry in taken]
+
+    turns.lanes[0].sent = time_out
+    assert turns.turn()[-2:] == ["close 0", "close 1"]
+    turns.transactor.trouble("lane 0 cannot be opened")
+    assert turns.said[-1] == Trouble("lane 0 cannot be opened; records of a, b were not acknowledged in time")
+    turns.transactor._answer(Remark(2, None, None))
+    turns.transactor.trouble("lane 0 cannot be opened")
+    assert turns.said[-1] == Trouble("lane 0 cannot be opened")
 
 
 def test_what_ends_a_transaction_and_is_no_record_is_told_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

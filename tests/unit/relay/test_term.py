@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from harvester import failpoints
-from harvester.delivery.lane import Superseded
+from harvester.delivery.opening import Superseded
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
 from harvester.outbox.leader_session import Owner, TermRow
