@@ -12,13 +12,18 @@ from tests.campaign.coordination.history import Limits, Processed
 from tests.campaign.coordination.notes import Notebook, Reader
 from tests.campaign.coordination.run import Campaign, run
 from tests.campaign.coordination.schedule import KINDS, strikes
+from tests.support.longs import long
 from tests.support.servers import Servers
 
 # The suite runs beside others: what is said of records is strict, what is said of times is for a campaign alone.
 BUSY = Limits(interval_s=1.0, slack_s=1.0, wakes_within_s=2.0, claimed_extra_s=30.0, fair_intervals=30.0)
 
 
-@pytest.mark.parametrize("at_most_once", [False, True], ids=["at least once", "at most once"])
+# By day, the next one delivers at least once.
+@pytest.mark.parametrize(
+    "at_most_once",
+    [pytest.param(False, id="at least once", marks=long), pytest.param(True, id="at most once")],
+)
 @pytest.mark.timeout(300)
 def test_a_short_campaign_holds(servers: Servers, tmp_path: Path, at_most_once: bool) -> None:
     campaign = Campaign(

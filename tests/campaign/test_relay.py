@@ -54,6 +54,7 @@ def test_a_leader_that_dies_with_a_full_wire_repeats_and_the_judge_counts_it(pla
     assert judge(replace(outcome.history, delivery=EXACTLY_ONCE)).sentence.startswith("broken: I6")
 
 
+@long  # tests/faults/test_exactly_once.py kills at each of these every day
 @pytest.mark.timeout(400)
 def test_killed_at_the_worst_moments_nothing_is_repeated_in_exactly_once_mode(place: Path) -> None:
     kinds = AIMED | {"unknown outcomes"}

@@ -73,7 +73,7 @@ GROUPS: dict[str, dict[str, set[str]]] = {
     },
 }
 # Scenarios of several phases, and variations of others; those try the same machinery in half of the time.
-NIGHTLY = {"backlogs", "keys", "once", "variations"}
+NIGHTLY = {"backlogs", "consumers", "keys", "once", "variations"}
 
 
 @pytest.fixture

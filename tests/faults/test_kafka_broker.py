@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.consuming import read_topic
 from tests.support.harvesting import Scene, wait_leads
+from tests.support.longs import long
 from tests.support.private import Private, private
 from tests.support.servers import Servers
 from tests.support.wait import eventually
@@ -49,7 +50,7 @@ def admin(kafka: Private) -> AdminClient:
     )
 
 
-@pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize("kill", [pytest.param(False, id="stopped", marks=long), pytest.param(True, id="killed")])
 def test_a_broker_that_ends_and_comes_back(scene: Scene, kafka: Private, kill: bool) -> None:
     """Shorter than the delivery timeout: whatever leadership does meanwhile, nothing is repeated."""
     with scene.cli(base_kafka_config=QUICK, **PATIENT) as running:

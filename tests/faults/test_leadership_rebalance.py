@@ -12,13 +12,14 @@ import pytest
 from tests.support.families import Family, family, full_wire, pass_time, wait_members
 from tests.support.findings import first_after
 from tests.support.harvesting import Scene
+from tests.support.longs import long
 from tests.support.members import Member, identity_of, mortal
 from tests.support.writing import figure, longest_gap_ms, verify, writing
 
 pytest_plugins = ["tests.support.scenes"]
 
 
-@pytest.mark.parametrize("marking", ["memory", "table"])
+@pytest.mark.parametrize("marking", ["memory", pytest.param("table", marks=long)])
 def test_rebalances_and_a_rolling_restart_repeat_nothing(scene: Scene, marking: str) -> None:
     with ExitStack() as stack:
         start = partial(_start, stack, scene, marking)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.harvesting import Scene
 from tests.support.kafka_proxy import END_TXN, INIT_PRODUCER_ID, PRODUCE, KafkaProxy, Request, Then, commits
+from tests.support.longs import long
 from tests.support.wait import eventually
 from tests.support.writing import figure, verify, writing
 
@@ -33,7 +34,7 @@ def through(proxy: KafkaProxy) -> dict[str, str]:
     return {"bootstrap.servers": proxy.address}
 
 
-@pytest.mark.parametrize("then", ["fin", "rst"])
+@pytest.mark.parametrize("then", [pytest.param("fin", marks=long), "rst"])
 def test_an_old_commit_ends_no_later_transaction(scene: Scene, proxy: KafkaProxy, then: Then) -> None:
     """The next transaction's first records are with the broker, the others are held back, when the old bytes arrive."""
     with scene.embedded(base_kafka_config=through(proxy), **ONCE) as running:

@@ -41,7 +41,7 @@ from tests.support.sparks import kafka_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.servers
 
 Change = Callable[[list[Sent]], list[Sent]]
 
@@ -308,6 +308,7 @@ def slowly(sent: list[Sent]) -> list[Sent]:
     return [replace(one, seconds=90 * one.seconds) for one in sent]
 
 
+@long  # test_the_history_says_what_is_lost has the rules
 def test_what_was_sent_as_a_lake_ended_is_neither_lost_nor_a_gap(
     scene: Scene, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -30,14 +30,13 @@ from harvester.pipeline.schemas import bit, block
 from tests.support.audits import Scene, Sent, at, history, records
 from tests.support.databases import TABLE
 from tests.support.lakes import make_lake
+from tests.support.longs import long
 from tests.support.sparks import assert_same_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-
-pytestmark = pytest.mark.timeout(600)
 
 IDS = 150  # of a scene: three blocks
 KEYS = (b"a", b"b", b"c", None)
@@ -203,6 +202,7 @@ def test_postgres_and_spark_summarise_alike(
         assert [row["id"] for row in rows.orderBy("id").collect()] == wanted
 
 
+@long
 def test_a_lake_that_changes_meanwhile_is_read_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
     root = make_lake(spark, tmp_path / "lake", [Sent(number).row() for number in (1, 2, 3)])
     given = inputs.from_lake(spark, root, None)

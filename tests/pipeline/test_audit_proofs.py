@@ -32,12 +32,13 @@ from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.origin_columns import bronze_columns
 from tests.support.audits import Scene, Sent, at, audit_command
 from tests.support.lakes import make_lake
+from tests.support.longs import long
 from tests.support.sparks import kafka_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.servers
 
 STEP = 1000  # ids, so that a bucket has four or five records
 TOPIC = "orders"
@@ -117,6 +118,7 @@ def found(report: dict[str, Any]) -> list[tuple[str, str, list[int]]]:
     ]
 
 
+@long  # test_audit plants the same every day, and the tests below compare sums
 def test_each_planted_defect_is_found_in_what_is_new(
     book: Book, spark: SparkSession, command: Callable[..., int], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -216,6 +218,7 @@ def test_each_planted_defect_is_found_in_what_is_new(
         book.prove()
 
 
+@long  # test_what_differs_for_no_reason_is_suspect decides what is judged yet
 def test_a_topic_that_was_just_added_is_proved_when_it_has_been_read(book: Book, spark: SparkSession) -> None:
     """An earlier cut says nothing of it: what was archived of it below is not lost, and is not passed over.
 
@@ -250,6 +253,7 @@ def test_the_pieces_of_a_range_are_all_of_it_and_divide_no_bucket(first: int, si
         assert one.end % 2**proof.BITS == 0
 
 
+@long
 def test_an_archive_may_take_longer_to_read_than_other_servers_take_to_answer(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,8 +26,6 @@ from tests.support.sparks import assert_rows, assert_same_columns
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(600)
-
 B = UUID(int=2)
 
 

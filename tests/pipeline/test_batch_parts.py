@@ -30,8 +30,6 @@ from tests.support.sparks import assert_rows, kafka_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)
-
 A, B = UUID(int=2**127), UUID(int=5)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST = 2**63 - 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.pipeline.test_lake_kills import Stream, assert_whole
 from tests.support import spark_cluster
 from tests.support.drains import ONE_BY_ONE, RECORDS, assert_held
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from tests.support.drains import SliceDrain
     from tests.support.servers import Servers
 
-pytestmark = [long, pytest.mark.timeout(900)]
+pytestmark = long
 
 
 def test_the_lake_survives_its_workers_and_its_driver(

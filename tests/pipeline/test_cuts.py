@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def row(sent: Sent, topic: str = "orders") -> dict[str, Any]:
     at = datetime.fromtimestamp(sent.at_ms / 1000, UTC)

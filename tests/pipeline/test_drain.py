@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.servers
 
 TABLE = OutboxTable.parse("outbox")
 LEASE = timedelta(seconds=30)  # long beside what a busy machine may take

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from tests.support.drains import SliceDrain
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.servers
 
 
+@long  # test_drain has leases, and a slice that is late
 def test_a_killed_driver_is_followed_by_one_that_waits_for_its_lease(
     slice_drain: SliceDrain, spark: SparkSession
 ) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # The first one starts Spark, maybe beside all other workers.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("compiled_queries")]
+pytestmark = pytest.mark.usefixtures("compiled_queries")
 
 LAST = 2**63 - 1
 NEVER_MS = 9_000_000_000_000

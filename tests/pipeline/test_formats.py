@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = pytest.mark.timeout(3000)
-
 ALL = Recovery(accept_loss=True, adopt=True)
 
 
@@ -167,7 +165,6 @@ class InterruptedBatch(LakeBatch):
         begin_again(interrupter, begin, alone if number == 0 or is_nightly() else ())
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lake", places(), indirect=True)
 def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been(
     lake: LakeAt, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = [long, pytest.mark.timeout(1800)]
+pytestmark = long
 
 PLACES = ("lake.silver", "lake.publish", "lake.ids", "lake.end", "lake.current", "lake.folded")
 

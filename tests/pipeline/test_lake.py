@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = pytest.mark.timeout(600)
-
 # All that a batch can have: repeats, deleted keys, ids out of their order, none of ours, and values that do not fit.
 FIRST = (
     Sent(1, b"a", b'{"n": 1}'), Sent(2, b"a", b'{"n": 2}'), Sent(1, b"a", b'{"n": 1}').again(1), Sent(3, b"b"),
@@ -265,6 +263,7 @@ def _value(row: Any) -> tuple[bytes | None, str]:
     return None if row["value"] is None else bytes(row["value"]), row["reason"]
 
 
+@long  # test_a_lake_over_several_runs has a topic that joins
 def test_topics_that_match_a_pattern_join_while_the_lake_runs(
     lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = pytest.mark.timeout(600)
-
 KEY, NAME = b"customer-7", "Alice"
 IN_BASE64 = base64.b64encode(KEY).decode()
 URL = "file:///values/orders/10-" + hashlib.sha256(b"large").hexdigest()
@@ -163,7 +161,6 @@ def test_an_erased_key_is_in_no_file_any_more(spark: SparkSession, tmp_path: Pat
 
 
 @long  # the one above erases a key every day, from the tables that a lake itself fills
-@pytest.mark.timeout(1800)
 def test_an_erased_key_leaves_nothing_but_a_certificate(
     spark: SparkSession, servers: Servers, database: str, make_topic: MakeTopic, tmp_path: Path, command: Command
 ) -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = pytest.mark.timeout(600)
-
 Command = Callable[..., tuple[int, list[str]]]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.support.object_store import Bucket
     from tests.support.servers import Servers
 
-pytestmark = [long, pytest.mark.timeout(900)]
+pytestmark = long
 
 PLACES = ("lake.silver", "lake.ids", "lake.end", "lake.current", "lake.folded")
 KEYS = 7

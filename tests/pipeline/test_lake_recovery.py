@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = pytest.mark.timeout(600)
-
 ACCEPT, ADOPT = Recovery(accept_loss=True), Recovery(adopt=True)
 BEGUN = {("a", 0): 10, ("a", 1): 20, ("b", 0): 5}
 EARLIEST = {("a", 0): 0, ("a", 1): 0, ("b", 0): 0}
@@ -347,6 +345,7 @@ def test_a_lost_checkpoint_is_made_anew_from_the_tables(
         lake.once(topic, checkpoint=str(old))
 
 
+@long  # test_where_a_lake_goes_on_and_what_it_has_lost decides that
 def test_a_checkpoint_that_is_older_than_its_tables_is_refused(
     lake: Lake, writer: Writer, make_topic: MakeTopic
 ) -> None:
@@ -455,6 +454,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_once(
     lake.assert_holds(oracle)
 
 
+@long  # test_of_a_topic_that_was_made_anew_all_is_read_however_much_it_has decides what follows
 def test_a_topic_that_is_made_anew_while_the_lake_reads_it_ends_the_job(
     lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +483,7 @@ def test_a_topic_that_is_made_anew_while_the_lake_reads_it_ends_the_job(
     assert is_late, "both count as one, the later"
 
 
+@long  # test_formats adopts every day
 def test_an_adoption_that_was_cut_off_is_finished_by_the_next_start(
     lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,6 +534,7 @@ def test_a_new_lake_starts_at_a_time_and_no_other_does(lake: Lake, writer: Write
     lake.assert_holds(oracle)
 
 
+@long  # test_records_that_kafka_removed_before_they_were_read_end_the_job
 def test_a_topic_that_is_added_may_have_lost_its_beginning(
     lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
@@ -591,6 +593,7 @@ def test_columns_that_are_asked_for_later_are_filled_in_from_silver(
     assert_whole(lake, topic, oracle)
 
 
+@long  # test_lake_typed has columns that are added later
 @pytest.mark.usefixtures("hooked")
 def test_columns_that_are_asked_for_after_a_first_batch_that_was_cut_off(
     lake: Lake, writer: Writer, make_topic: MakeTopic

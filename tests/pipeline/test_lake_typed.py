@@ -26,7 +26,7 @@ from harvester.pipeline.session import DELTA, FORMAT, ICEBERG
 from harvester.serializers.registry import avro, json_schema, protobuf
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake, make_lake
-from tests.support.longs import is_nightly
+from tests.support.longs import is_nightly, long
 from tests.support.registry import Registry, serving
 from tests.support.shop import Shop
 from tests.support.sparks import configure, kafka_rows
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
-
-pytestmark = pytest.mark.timeout(600)
 
 ORDER: dict[str, Any] = {
     "type": "record",
@@ -265,6 +263,7 @@ def stored(lake: Lake, topic: str) -> dict[int, Any]:
     return {row["id"]: row["data"] and row["data"].asDict(recursive=True) for row in rows}
 
 
+@long
 def test_a_repeated_batch_is_split_as_the_first_time_whatever_the_registry_has_learnt(
     spark: SparkSession, registry: Registry, tmp_path: Path
 ) -> None:

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from harvester.claim_check.reference import StoreSettings, refer, replaced
 from harvester.claim_check.stores import DirectoryStore
 from harvester.record import KafkaRecord
@@ -24,7 +22,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "large-values.md"
 STORE = "s3://shop-values/outbox"
 
 
-@pytest.mark.timeout(300)
 def test_a_query_gets_the_values_that_were_put_away(
     spark: SparkSession, servers: Servers, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ def test_late_records_and_repeats_correct_what_was_written_and_a_killed_run_is_r
             assert versions(lake) == before
 
 
+@long  # test_repeats_that_a_batch_of_the_lake_writes_later_are_counted corrects hours every day
 def test_a_run_counts_only_the_hours_of_which_there_is_something_new(spark: SparkSession, tmp_path: Path) -> None:
     lake = Written(spark, tmp_path / "lake")
     settings = MetricsSettings(lake.root)

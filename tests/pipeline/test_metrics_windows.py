@@ -21,6 +21,7 @@ from harvester.pipeline.formats import open_store
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.telemetry.latency import Histogram
 from tests.support.lakes import make_lake
+from tests.support.longs import long
 from tests.support.sparks import assert_rows, assert_same_columns, kafka_rows
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ def test_a_record_belongs_to_the_hour_in_which_its_window_begins(spark: SparkSes
     ]  # fmt: skip
 
 
+@long
 def test_files_without_a_record_of_the_hours_are_skipped(spark: SparkSession, tmp_path: Path) -> None:
     store = open_store(spark, make_lake(spark, tmp_path / "lake", *([sent(3600 * one, 1)] for one in range(4))))
     first = round(START.timestamp()) // 3600

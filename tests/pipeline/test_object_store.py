@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tests.support.object_store import Bucket
     from tests.support.servers import Servers
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @long  # what differs from a directory is how a file is replaced: below
 def test_a_lake_is_written_cut_off_and_gone_on_with(

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from harvester.pipeline.session import connector_jars, spark_version, use_java
 from tests.support.cli import cli_environment
 from tests.support.harvested import KEPT, Sent, Writer
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
-
-pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
 # Two lines as in the manual, and what Spark runs with is told before it ends.
