@@ -304,10 +304,11 @@ class StoreUnavailable(ClaimCheckError):
 
     exit_code = ExitCode.UNAVAILABLE
 
-    def __init__(self, store: str, reason: str) -> None:
+    def __init__(self, store: str, reason: str, hint: str | None = None) -> None:
         super().__init__(
             f"the store {store} cannot be used: {reason}",
-            hint="check that it exists and that this process may read and write it; `harvester doctor` tests it",
+            hint=hint
+            or "check that it exists and that this process may read and write it; `harvester doctor` tests it",
         )
 
 

@@ -19,6 +19,10 @@ from harvester.errors import ConfigurationError, Problem, StoredValueMissing, St
 
 _CONNECT_S, _ANSWER_S = 5, 30
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
+_READING = (
+    "grant s3:GetObject below the prefix and s3:ListBucket on the bucket: without the latter, S3 does not tell whether"
+    " the object is missing"
+)
 
 
 class Store(Protocol):
@@ -123,8 +127,11 @@ class S3Store:
         try:
             return getattr(self._client, operation)(Bucket=self._bucket, **given)
         except ClientError as error:
-            if operation == "get_object" and error.response.get("Error", {}).get("Code") in _MISSING:
-                raise StoredValueMissing(f"s3://{self._bucket}/{given['Key']}") from error
+            code, place = error.response.get("Error", {}).get("Code"), f"s3://{self._bucket}/{given['Key']}"
+            if operation == "get_object" and code in _MISSING:
+                raise StoredValueMissing(place) from error
+            if operation == "get_object" and code == "AccessDenied":
+                raise StoreUnavailable(self.url, f"{error} ({place} may also be missing)", _READING) from error
             raise StoreUnavailable(self.url, str(error)) from error
         except BotoCoreError as error:
             raise StoreUnavailable(self.url, str(error)) from error

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,6 +165,38 @@ def test_a_store_of_s3_that_is_away_or_refuses_is_unavailable(s3: StoreSettings)
             store.put(NAME, VALUE)
         with pytest.raises(StoreUnavailable, match=settings.url):
             store.get(NAME)
+
+
+def test_s3_that_does_not_tell_what_is_missing_is_unavailable_and_the_right_is_named(s3: StoreSettings) -> None:
+    """As S3 answers for a missing object if the right to list the bucket is missing, too."""
+
+    class Denied(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = b"<Error><Code>AccessDenied</Code><Message>not authorized</Message></Error>"
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = answer  # noqa: N815 - names that the base class looks for
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Denied)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        denying = replace(s3, endpoint=f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(StoreUnavailable, match=f"s3://values/of/tests/{NAME} may also be missing") as refused:
+            ClaimChecks(denying).resolve_or_mark(consumed(denying))
+        assert "s3:ListBucket" in (refused.value.hint or "")
+        with pytest.raises(StoreUnavailable, match="AccessDenied") as refused:
+            open_store(denying).put(NAME, VALUE)
+        assert "s3:ListBucket" not in (refused.value.hint or "")
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_without_boto3_a_store_of_s3_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
