@@ -275,6 +275,9 @@ class IcebergStore(TableStore):
     def as_of(self, name: str, version: int) -> str:
         return super().as_of(name, version) if version else f"(SELECT * FROM {self.at(name)} LIMIT 0)"
 
+    def refs(self, name: str) -> list[str]:
+        return sorted(set(self._java(name).refs()) - {"main"})
+
     def erase(self, name: str, where: str, statement: str) -> ErasedTable:
         rows = self.table(name).where(where).count()
         if rows:
@@ -296,6 +299,7 @@ class IcebergStore(TableStore):
         gone = self._call("expire_snapshots", name, older_than=f"timestamp_millis({now + 1}L)", retain_last="1")[0]
         table.refresh()
         if len(left := [one.sequenceNumber() for one in table.snapshots()]) > 1:
+            self.require_erasable([name])
             raise PipelineError(f"{self.named(name)} was written to in the meantime", hint=END_JOBS)
         # Interrupted writes may have left files to which no snapshot refers.
         actions = java_class(self.spark, "org.apache.iceberg.spark.actions.SparkActions")

@@ -248,6 +248,19 @@ class TableStore(ABC):
         """A version of a table in Spark SQL."""
         return f"{self.at(name)} VERSION AS OF {version}"
 
+    def refs(self, name: str) -> list[str]:
+        """The tags and branches of a table, which keep the versions that they name."""
+        return []
+
+    def require_erasable(self, names: Iterable[str]) -> None:
+        """Raises TableMismatch if these tables have versions that `erase` cannot end."""
+        kept = ((self.named(name), self.refs(name)) for name in names)
+        if told := "; ".join(f"{name}: {', '.join(refs)}" for name, refs in kept if refs):
+            raise TableMismatch(
+                f"tables have tags or branches, in which an erased key could still be read ({told})",
+                hint="drop them with ALTER TABLE … DROP TAG or DROP BRANCH in a session with Iceberg's SQL extensions",
+            )
+
     @abstractmethod
     def erase(self, name: str, where: str, statement: str) -> ErasedTable:
         """Runs `statement`, which leaves no row that matches `where`, then removes all traces of such rows from files.

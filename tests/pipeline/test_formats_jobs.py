@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
@@ -14,9 +14,10 @@ from pyarrow.parquet import ParquetFile
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.origin import HEADER
-from harvester.pipeline import metrics, replay
+from harvester.pipeline import metrics, replay, streaming
 from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.audit.schemas import FindingKind
+from harvester.pipeline.errors import TableMismatch
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.erase import Trace, erase, traces_of_other_jobs
@@ -114,7 +115,17 @@ def test_each_operation_on_tables(spark: SparkSession, tmp_path: Path) -> None:
         store.set_property(METRICS.name, "write.metadata.metrics.default", "truncate(16)")
         store.change(f"UPDATE {store.at(METRICS.name)} SET records = records")
         assert KEY in bounds_of(spark, store.at(METRICS.name))
+        # A tag keeps a version; the table that has it would come after others.
+        streaming.store(spark, f"{root}/checkpoint", streaming.Manifest("test", "lake", ("orders",), HEADER))
+        counts = cast(Any, store)._java(METRICS.name)  # Spark has no SQL for tags without Iceberg's extensions
+        now, before = counts.currentSnapshot().snapshotId(), store.version("silver")
+        counts.manageSnapshots().createTag("quarter", now).createBranch("trial", now).commit()
+        with pytest.raises(TableMismatch, match=r"metrics: quarter, trial\)") as refused:
+            erase(spark, root, KEY)
+        assert ("DROP TAG" in str(refused.value.hint), store.version("silver")) == (True, before)
+        counts.manageSnapshots().removeTag("quarter").removeBranch("trial").commit()
         for name, trace in traces.items():
+            store.require_erasable([name])
             assert told_of(Path(root, name), KEY.decode()), name
             erased = store.erase(name, trace.where, trace.removal(store.at(name)))
             assert (erased.rows > 0, erased.files_removed > 0, erased.versions is not None) == (True, True, True)

@@ -135,6 +135,7 @@ def erase(
             traces[name] = Trace(named)
     others = traces_of_other_jobs(key, of_topics).items()
     traces |= {name: trace for name, trace in others if store.exists(name)}
+    store.require_erasable(traces)
     # Reported before the first row is deleted: after an interruption they could not be found again.
     for url in (objects := _objects(store, chosen)):
         say(f"to be erased from the store: {url}")
