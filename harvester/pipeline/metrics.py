@@ -6,6 +6,9 @@ of these hours are replaced, since a partition of both formats can be replaced i
 What was seen is noted last, as a property of the table `metrics`: a run that was killed is repeated, with the same
 result.
 
+With other settings, windows may begin in other hours, or be of other topics. So the hours are also replaced in which a
+stored window begins that reaches into an hour of which the lake has records: no record counts in windows of both.
+
 The tables of a lake get the rows of a batch one after the other. So the versions of the tables are noted, too, and when
 one has changed, the last batch counts as new once more. ADR 30.
 """
@@ -74,6 +77,10 @@ def run(spark: SparkSession, settings: MetricsSettings) -> MetricsDone:
         if seen.get("versions") == versions:
             return MetricsDone()
         hours, batch = _touched(lake, settings, seen.get("batch"))
+        if not seen:
+            hours |= _outdated(lake, to)
+            if noted:  # not any more, once the first table is replaced
+                to.set_property(METRICS.name, tables.COUNTED, "{}")
         again, days = windows.hour("window_start").isin(*hours), windows.days(hours)
         if hours:
             bronze = spark.sql(schemas.bronze(lake.at, header))
@@ -109,6 +116,18 @@ def _touched(lake: TableStore, settings: MetricsSettings, since: str | None) -> 
     found = rows.groupBy(hour.alias("hour")).agg(F.max("batch").alias("batch")).collect()
     last = max((row["batch"] for row in found if row["batch"] is not None), default=since)
     return {row["hour"] for row in found} - {None}, last
+
+
+def _outdated(lake: TableStore, to: TableStore) -> set[int]:
+    """The hours in which stored windows begin that may count records of the lake, with whichever settings."""
+    stored = (to.table(one.name).select("window_start", "window_end") for one in (METRICS, KEYS))
+    begins = reduce(DataFrame.unionByName, stored).groupBy(windows.hour("window_start").alias("hour"))
+    found = begins.agg(F.max(F.unix_micros("window_end")).alias("end_us")).collect()
+    if not found:
+        return set()
+    held = reduce(DataFrame.unionByName, (lake.table(name).select("timestamp") for name in _SOURCES))
+    hours = {row["hour"] for row in held.select(windows.hour("timestamp").alias("hour")).distinct().collect()}
+    return windows.reaching({row["hour"]: row["end_us"] for row in found}, hours - {None})
 
 
 def _is_chosen(settings: MetricsSettings) -> Column:

@@ -8,7 +8,8 @@ precision, which percentiles could not.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
 from datetime import date
 
 from pyspark.sql import Column, DataFrame, Window
@@ -72,6 +73,20 @@ def begins_in(hours: Collection[int], window_s: int) -> Column:
         for first, end in zip(firsts, ends, strict=True)
     )
     return F.expr(spans or "false") & hour("timestamp", window_s).isin(*hours)
+
+
+def reaching(ends_us: Mapping[int, int], hours: Collection[int]) -> set[int]:
+    """Of hours in which windows begin, those whose windows reach into one of `hours`.
+
+    `ends_us`: for each of them, when the last of its windows ends, in µs since the epoch.
+    """
+    ordered = sorted(hours)
+
+    def reaches(begin: int, end_us: int) -> bool:
+        at = bisect_left(ordered, begin)
+        return at < len(ordered) and ordered[at] * _HOUR_US < end_us
+
+    return {begin for begin, end_us in ends_us.items() if reaches(begin, end_us)}
 
 
 def counts(bronze: DataFrame, window_s: int, *, keys: bool = True) -> DataFrame:

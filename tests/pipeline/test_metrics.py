@@ -227,18 +227,26 @@ def test_repeats_that_a_batch_of_the_lake_writes_later_are_counted(
 
 
 @long
-def test_other_settings_count_everything_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_other_settings_count_everything_again(spark: SparkSession, tmp_path: Path, cut: Interrupter) -> None:
     lake = Written(spark, tmp_path / "lake")
-    lake.write(sent(1, 0), sent(2, 0.75), sent(3, 1440, topic="payments"))
-    assert run(spark, MetricsSettings(lake.root)) == MetricsDone(2, 2, 3)
-    assert run(spark, MetricsSettings(lake.root, window_s=30)) == MetricsDone(2, 3, 3)
-    assert_counted(spark, lake, window_s=30)
-    assert run(spark, MetricsSettings(lake.root, most_keys=0)).records == 3
-    assert_counted(spark, lake, most_keys=0)
+    lake.write(sent(1, 0), sent(2, 0.75), sent(8, 61), sent(3, 1500, topic="payments"))
+    usual, longer = MetricsSettings(lake.root), MetricsSettings(lake.root, window_s=7200)
+    assert run(spark, usual) == MetricsDone(3, 3, 4)
+    # Longer windows begin in other hours, but no record counts twice, also if their run is killed and not repeated.
+    cut.place = "metrics.seen"
+    with pytest.raises(PipelineError):
+        run(spark, longer)
+    cut.place = ""
+    assert run(spark, usual) == MetricsDone(4, 3, 4)
+    assert_counted(spark, lake)
+    assert run(spark, longer) == MetricsDone(4, 2, 4)
+    assert_counted(spark, lake, window_s=7200)
+    assert run(spark, MetricsSettings(lake.root, window_s=30, most_keys=0)).records == 4
+    assert_counted(spark, lake, window_s=30, most_keys=0)
     # An hour that the lake has lost is kept as it was.
     spark.sql(f"DELETE FROM {lake.store.at('silver')} WHERE topic = 'payments'")
-    assert run(spark, MetricsSettings(lake.root)) == MetricsDone(1, 1, 2)
-    assert [row["records"] for row in lake.store.table(METRICS.name).orderBy("day").collect()] == [2, 1]
+    assert run(spark, MetricsSettings(lake.root)) == MetricsDone(2, 2, 3)
+    assert [row["records"] for row in lake.store.table(METRICS.name).orderBy("window_start").collect()] == [2, 1, 1]
     # Elsewhere, and only a topic.
     elsewhere = MetricsSettings(lake.root, str(tmp_path / "metrics"), ("payments",))
     lake.write(sent(4, 2880, topic="payments"), sent(5, 4320))
@@ -248,6 +256,10 @@ def test_other_settings_count_everything_again(spark: SparkSession, tmp_path: Pa
     assert run(spark, elsewhere) == MetricsDone(1, 1, 1)  # the last batch that was seen
     lake.write(sent(7, 4320))
     assert run(spark, elsewhere) == MetricsDone()
+    # Fewer topics: of the others nothing is left where the lake has records, even of hours that are not counted.
+    assert run(spark, MetricsSettings(lake.root, topics=("payments",))) == MetricsDone(3, 1, 1)
+    kept = lake.store.table(METRICS.name).selectExpr("topic", "date_format(window_start, 'dd HH:mm') AS at").collect()
+    assert_same([("payments", "02 01:00"), ("payments", "03 00:00")], [tuple(row) for row in kept])
 
 
 def test_what_cannot_be_continued_is_refused_with_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
