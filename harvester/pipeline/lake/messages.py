@@ -168,7 +168,8 @@ def _is_repeated(field: Any) -> bool:
 def reader(known: Mapping[int, tuple[str, frozenset[bytes]]]) -> Callable[[bytes | None], str | None]:
     """A function from framed values to JSON text for `columns_of`; None for what is not of its schema.
 
-    `known`: by schema id, its `file_set` and the places of the types that may come.
+    `known`: by schema id, its `file_set` and the places of the types that may come. The function never raises: that
+    would end the job, at each start again.
     """
 
     def read(value: bytes | None) -> str | None:
@@ -181,7 +182,7 @@ def reader(known: Mapping[int, tuple[str, frozenset[bytes]]]) -> Callable[[bytes
         try:
             message = GetMessageClass(_type_at(files, place)).FromString(bytes(value[FRAME + len(place) :]))
             return json.dumps(_plain(message, ()), ensure_ascii=False)
-        except (DecodeError, ValueError, TypeError):  # the latter two: what JSON cannot express
+        except Exception:  # noqa: BLE001 - whatever the libraries raise for what they or JSON cannot express
             return None
 
     return read

@@ -115,9 +115,11 @@ def test_types_that_nobody_asked_for_are_nothing() -> None:
 
 
 def test_what_json_cannot_express_is_nothing() -> None:
-    order = SHOP.Order()
-    order.more["n"] = float("nan")
-    assert read(framed(ORDER, order.SerializeToString())) is None
+    nan, within, never = (SHOP.Order() for _ in range(3))
+    nan.more["n"] = within.parent.more["n"] = float("nan")
+    never.parent.at.seconds = 2**40
+    for order in (nan, within, never):
+        assert read(framed(ORDER, order.SerializeToString())) is None
 
 
 @pytest.mark.parametrize(
