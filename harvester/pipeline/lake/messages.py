@@ -71,11 +71,15 @@ def _named(file: FileDescriptorProto, name: str) -> FileDescriptorProto:
 
 
 def _of_library(name: str) -> FileDescriptorProto:
-    try:
-        module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
-    except ImportError as error:
-        raise ValueError(f"it imports {name}, to which the registry has no reference") from error
-    return FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+    module = name.removesuffix(".proto").replace("/", ".") + "_pb2"
+    # Serialisers register no reference to Confluent's own files either, which its client has.
+    places = ("", "confluent_kafka.schema_registry.") if name.startswith("confluent/") else ("",)
+    for place in places:
+        try:
+            return FileDescriptorProto.FromString(import_module(place + module).DESCRIPTOR.serialized_pb)
+        except ImportError:
+            continue
+    raise ValueError(f"it imports {name}, to which the registry has no reference")
 
 
 @lru_cache(maxsize=256)

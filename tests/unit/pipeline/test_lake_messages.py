@@ -11,6 +11,7 @@ from math import isnan
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,12 +128,25 @@ def test_what_json_cannot_express_is_nothing() -> None:
     [
         ('syntax = "proto3";', {}, "as text only"),
         (SHOP.file, {}, "imports shop/item.proto, to which"),
+        (
+            b64encode(FileDescriptorProto(dependency=["confluent/none.proto"]).SerializeToString()).decode(),
+            {},
+            "imports confluent/none.proto, to which",
+        ),
         (SHOP.file, {"shop/item.proto": b64encode(b"").decode()}, "is inconsistent"),
     ],
 )
 def test_a_schema_that_cannot_be_read_says_why(file: str, imports: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         columns_of(file_set(file, imports))
+
+
+@pytest.mark.parametrize("name", ["meta", "type/decimal", "types/decimal"])
+def test_files_of_confluent_need_no_reference(name: str) -> None:
+    file = FileDescriptorProto.FromString(b64decode(SHOP.file))
+    file.dependency.append(f"confluent/{name}.proto")
+    files = file_set(b64encode(file.SerializeToString()).decode(), SHOP.imports)
+    assert columns_of(files).simpleString() == f"struct<{COLUMNS}>"
 
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
