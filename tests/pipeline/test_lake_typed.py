@@ -187,7 +187,7 @@ def test_messages_of_protobuf_become_columns(spark: SparkSession, registry: Regi
     never, wide = shop.Order(), values.protobuf(later.Order(total=2**40, note="x"))
     never.at.seconds = 2**40
     refused = {
-        first[:5] + b"\2\6": f"schema {number_of(first)}: it has no message type at 0206",
+        first[:5] + b"\2\x82\1": f"schema {number_of(first)}: it has no message type at 028201",
         first[:5] + b"\xff": f"not of schema {number_of(first)}",
         first[:5]: f"not of schema {number_of(first)}",
         first[:-1]: f"not of schema {number_of(first)}",
@@ -195,7 +195,13 @@ def test_messages_of_protobuf_become_columns(spark: SparkSession, registry: Regi
     }
     batches: list[list[bytes | None]] = [
         [first, values.protobuf(shop.Order()), None],
-        [wide, values.protobuf(shop.Cancelled(why="late")), values.protobuf(shop.Order_Line(text="deep")), *refused],
+        [
+            wide,
+            values.protobuf(shop.Cancelled(why="late")),
+            values.protobuf(shop.Order_Line(text="deep")),
+            values.protobuf(shop.Far(why="last")),
+            *refused,
+        ],
     ]
     for number, batch in enumerate(batches):
         rows = [
@@ -215,7 +221,7 @@ def test_messages_of_protobuf_become_columns(spark: SparkSession, registry: Regi
             "big": Decimal(2**64 - 1), "raw": b"\xff", "share": float("inf"), "by": {"true": 3},
         },
         2: empty, 3: None, 11: {**empty, "total": 2**40, "note": "x"},
-        12: {**nothing, "why": "late"}, 13: {**nothing, "text": "deep"},
+        12: {**nothing, "why": "late"}, 13: {**nothing, "text": "deep"}, 14: {**nothing, "why": "last"},
     }  # fmt: skip
     kinds = {name: payload[name].dataType.simpleString() for name in ("total", "why", "text")}
     assert kinds == {"total": "bigint", "why": "string", "text": "string"}

@@ -44,6 +44,10 @@ message_type {
 message_type { name: "Cancelled" field { name: "why" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL } }
 enum_type { name: "State" value { name: "NEW" number: 0 } value { name: "PAID" number: 1 } }
 """
+FAR = 64
+"""The index of the type `Far`, of which serialisers write two bytes."""
+_ORDER += "".join(f'message_type {{ name: "Other{index}" }}\n' for index in range(2, FAR))
+_ORDER += 'message_type { name: "Far" field { name: "why" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL } }'
 
 
 class Shop:

@@ -31,12 +31,17 @@ SCHEMA_ID = (
 )
 """The id of the schema with which a value was written; NULL if the value is not framed."""
 CONTENT = f"substring(value, {FRAME + 1})"
-_COUNT = f"CAST(conv(hex(substring(value, {FRAME + 1}, 1)), 16, 10) AS INT)"
-MESSAGE_TYPE = (
-    f"CASE WHEN {_COUNT} % 2 = 0 AND {_COUNT} <= 16 THEN substring(value, {FRAME + 1}, 1 + {_COUNT} DIV 2) END"
-)
+_DEEPEST = 8
+_VARINT = "(?:[89A-F].){0,4}[0-7]."  # in hexadecimal digits: all bytes but the last have the highest bit
+PLACE = "|".join(f"{2 * depth:02X}(?:{_VARINT}){{{depth}}}" for depth in range(_DEEPEST + 1))
 """Of Protobuf, the place of the message type in the schema's file, which precedes the message: a number of indexes,
-each of a type within the one before, as zigzag varints. NULL if it is deeper than anybody nests types."""
+each of a type within the one before, as zigzag varints. A pattern for its hexadecimal digits, to which nothing deeper
+than anybody nests types conforms."""
+PLACE_BYTES = 1 + 5 * _DEEPEST
+MESSAGE_TYPE = (
+    f"unhex(nullif(regexp_extract(hex(substring(value, {FRAME + 1}, {PLACE_BYTES})), '^(?:{PLACE})', 0), ''))"
+)
+"""The place of a value's message type; NULL if it has none."""
 FIRST_TYPE = b"\0"
 
 _END = b"\xb5\x01the end"

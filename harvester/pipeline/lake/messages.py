@@ -7,8 +7,9 @@ reads them, in Spark's Python processes.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from importlib import import_module
@@ -38,7 +39,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from harvester.pipeline.lake.columns import FIRST_TYPE, FRAME
+from harvester.pipeline.lake.columns import FIRST_TYPE, FRAME, PLACE, PLACE_BYTES
 
 
 def file_set(file: str, imports: Mapping[str, str]) -> str:
@@ -93,12 +94,22 @@ def _type_at(files: str, place: bytes) -> Any:
     except TypeError as error:
         raise ValueError(f"it is inconsistent: {error}") from error
     types, names = listed[-1].message_type, list(filter(None, [listed[-1].package]))
-    for byte in place[1:] or FIRST_TYPE:
-        if byte % 2 or byte >> 1 >= len(types):
+    for index in _indexes(place):
+        if not 0 <= index < len(types):
             raise ValueError(f"it has no message type at {place.hex()}")
-        names.append(types[byte >> 1].name)
-        types = types[byte >> 1].nested_type
+        names.append(types[index].name)
+        types = types[index].nested_type
     return pool.FindMessageTypeByName(".".join(names))
+
+
+def _indexes(place: bytes) -> Iterator[int]:
+    """Of a message type, and of the types around it."""
+    zigzag, bits = 0, 0
+    for byte in place[1:] or FIRST_TYPE:
+        zigzag, bits = zigzag | (byte & 0x7F) << bits, bits + 7
+        if byte < 0x80:
+            yield zigzag >> 1 if zigzag % 2 == 0 else -1
+            zigzag, bits = 0, 0
 
 
 _OF = FieldDescriptor
@@ -169,6 +180,9 @@ def _is_repeated(field: Any) -> bool:
     return field.label == _OF.LABEL_REPEATED if is_repeated is None else is_repeated
 
 
+_PLACE = re.compile(PLACE)
+
+
 def reader(known: Mapping[int, tuple[str, frozenset[bytes]]]) -> Callable[[bytes | None], str | None]:
     """A function from framed values to JSON text for `columns_of`; None for what is not of its schema.
 
@@ -180,7 +194,8 @@ def reader(known: Mapping[int, tuple[str, frozenset[bytes]]]) -> Callable[[bytes
         if value is None or len(value) <= FRAME:
             return None
         files, places = known.get(int.from_bytes(value[1:FRAME], "big"), ("", frozenset()))
-        place = bytes(value[FRAME : FRAME + 1 + value[FRAME] // 2])
+        of_type = _PLACE.match(value[FRAME : FRAME + PLACE_BYTES].hex().upper())
+        place = bytes.fromhex(of_type[0]) if of_type is not None else b""
         if place not in places:
             return None
         try:

@@ -23,7 +23,7 @@ from tests.support.shop import Shop
 
 SHOP = Shop()
 FILES = file_set(SHOP.file, SHOP.imports)
-ORDER, CANCELLED, LINE = b"\0", b"\2\2", b"\4\0\2"
+ORDER, CANCELLED, LINE, DISTANT = b"\0", b"\2\2", b"\4\0\2", b"\2\x80\1"
 COLUMNS = (
     "total:bigint,note:string,items:array<struct<sku:string>>,at:timestamp,took:decimal(21,9),state:string,"
     "big:decimal(20,0),raw:binary,by:map<string,int>,parent:string,maybe:int,more:string,share:double"
@@ -40,7 +40,14 @@ def read(value: bytes | None, *places: bytes) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("place", "columns"), [(ORDER, COLUMNS), (b"\2\0", COLUMNS), (CANCELLED, "why:string"), (LINE, "text:string")]
+    ("place", "columns"),
+    [
+        (ORDER, COLUMNS),
+        (b"\2\0", COLUMNS),
+        (CANCELLED, "why:string"),
+        (LINE, "text:string"),
+        (DISTANT, "why:string"),
+    ],
 )
 def test_each_type_of_message_has_columns_of_its_own(place: bytes, columns: str) -> None:
     assert columns_of(FILES, place).simpleString() == f"struct<{columns}>"
@@ -113,6 +120,7 @@ def test_types_that_nobody_asked_for_are_nothing() -> None:
     value = framed(CANCELLED, SHOP.Cancelled(why="late").SerializeToString())
     assert read(value) == {"why": "late"}
     assert read(value, ORDER) is None
+    assert read(framed(DISTANT, SHOP.Far(why="late").SerializeToString()), ORDER, DISTANT) == {"why": "late"}
 
 
 def test_what_json_cannot_express_is_nothing() -> None:
@@ -157,7 +165,7 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.Monk
     assert "protobuf]" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("place", [b"\2\6", b"\4\2\0", b"\2\1"])
+@pytest.mark.parametrize("place", [b"\2\x82\1", b"\4\2\0", b"\2\1", b"\2\x81\1"])
 def test_a_place_without_a_type_says_so(place: bytes) -> None:
     with pytest.raises(ValueError, match=f"no message type at {place.hex()}"):
         columns_of(FILES, place)
