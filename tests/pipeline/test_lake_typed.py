@@ -19,7 +19,7 @@ from harvester.pipeline.errors import InputMissing, RegistryUnavailable, TableMi
 from harvester.pipeline.formats import open_store
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch
-from harvester.pipeline.lake.typed import SchemaRegistry, Schemas, TypedValues, first_columns
+from harvester.pipeline.lake.typed import SchemaRegistry, Schemas, TypedValues, WrittenSchema, first_columns
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.schemas import Addition
 from harvester.pipeline.session import DELTA, FORMAT, ICEBERG
@@ -352,6 +352,19 @@ def test_schemas_that_cannot_be_columns_are_refused_at_the_start(
     with pytest.raises(TableMismatch, match=f"latest schema of orders-value cannot be columns: .*{said}") as caught:
         first_columns(open_store(spark, str(tmp_path / "lake")), "orders", asking(registry))
     assert "--typed 'orders=" in (caught.value.hint or "")
+
+
+def test_ids_that_are_too_large_for_confluents_registry_are_of_no_schema(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asking(registry)
+    assert (asked.schema(2**31 - 1), asked.schema(2**31), asked.schema(2**32 - 1)) == (None, None, None)
+    registry.register("orders-value", {"schema": '"int"'}, 2**32 - 1)  # of a registry that gives out such ids
+    assert asked.schema(2**32 - 1) == WrittenSchema("AVRO", '"int"')
+    for status in (401, 403, 408, 429, 500):
+        monkeypatch.setattr(registry, "answer", lambda *_, status=status: (status, {"error_code": status}))
+        with pytest.raises(RegistryUnavailable):
+            asked.schema(2**31)
 
 
 def test_what_is_no_registry_is_not_taken_for_one_without_the_schema(registry: Registry) -> None:

@@ -37,7 +37,7 @@ class Registry:
                 return 200, {"subject": subject, "id": self.subjects[subject], "version": 1, **body}
             case ["schemas", "ids", number] if int(number) in self.schemas:
                 return 200, self.schemas[int(number)]
-            case ["schemas", "ids", _]:
+            case ["schemas", "ids", number] if int(number) < 2**31:  # what is no int is no id to Confluent's
                 return 404, {"error_code": 40403, "message": "Schema not found"}
             case ["subjects", subject, "versions", "latest"] if subject in self.subjects:
                 latest = self.subjects[subject]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -26,10 +26,17 @@ from harvester.pipeline.lake import columns, silver
 from harvester.pipeline.schemas import Addition
 from harvester.pipeline.store import TableStore
 
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
 _SERIALIZED = "serialized"
 """The format of a Protobuf schema as a descriptor of its file."""
 _NOT_FOUND = (40401, 40402, 40403)
 """The registry's own codes. Any other 404 is of something that is no registry."""
+_LARGEST = 2**31 - 1
+"""The largest id of Confluent's registry, which does not take a larger one for an id at all. Others have such ids."""
+_PASSING = (401, 403, 408, 429)
+"""HTTP's statuses of requests that may succeed another time, with another login for example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +78,13 @@ class SchemaRegistry:
 
     def schema(self, number: int) -> WrittenSchema | None:
         """The schema with this id, None if the registry has none. Raises RegistryUnavailable."""
-        return self._asked(lambda client, format_: client.get_schema(number, fmt=format_))
+        return self._asked(lambda client, format_: client.get_schema(number, fmt=format_), number)
 
     def latest(self, subject: str) -> WrittenSchema | None:
         """The latest schema of a subject. Otherwise as `schema`."""
         return self._asked(lambda client, format_: client.get_latest_version(subject, fmt=format_).schema)
 
-    def _asked(self, ask: Callable[[Any, str | None], Any]) -> WrittenSchema | None:
+    def _asked(self, ask: Callable[[Any, str | None], Any], number: int = 0) -> WrittenSchema | None:
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
@@ -86,7 +93,7 @@ class SchemaRegistry:
                 found = ask(self._of_protobuf, _SERIALIZED)
                 self._follow(found, imports)
         except Exception as error:  # HTTP, TLS, tokens and JSON have no common exception class
-            if isinstance(error, SchemaRegistryError) and error.error_code in _NOT_FOUND:
+            if isinstance(error, SchemaRegistryError) and _is_missing(error, number):
                 return None
             self.failure = RegistryUnavailable(
                 f"the schema registry {self.url} gives no schemas: {error}",
@@ -102,6 +109,13 @@ class SchemaRegistry:
                 there = self._of_protobuf.get_version(one.subject, one.version, fmt=_SERIALIZED).schema
                 imports[one.name] = str(there.schema_str)
                 self._follow(there, imports)
+
+
+def _is_missing(error: SchemaRegistryError, number: int) -> bool:
+    """Whether the registry says that it has no such schema."""
+    status = error.http_status_code
+    is_no_id = number > _LARGEST and 400 <= status < 500 and status not in _PASSING
+    return error.error_code in _NOT_FOUND or is_no_id
 
 
 _MOST_IDS = 1000
