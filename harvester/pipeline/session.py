@@ -247,6 +247,15 @@ _USUAL = {
     "spark.databricks.delta.optimize.maxFileSize": str(256 * 2**20),
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNALIKE},
 }
+# Avro allocates whatever length a value claims to have. Without limits, one such value would end the Java process with
+# an OutOfMemoryError, at each start again. No record that Kafka takes has strings as large.
+_AVRO_LIMITS = {
+    "org.apache.avro.limits.string.maxLength": 64 * 2**20,
+    "org.apache.avro.limits.bytes.maxLength": 64 * 2**20,
+    "org.apache.avro.limits.collectionItems.maxLength": 16 * 2**20,
+}
+_OF_EXECUTORS = "spark.executor.defaultJavaOptions"
+"""Options that Spark puts before those of `spark.executor.extraJavaOptions`: of two, Java takes the latter."""
 _GOES_ON = "nothing is lost: after a restart it continues where it stopped"
 
 
@@ -323,6 +332,8 @@ def options(
         avro = given.get(AVRO) == "true"
         ours = map(str, connector_jars(pyspark_version, format_, avro=avro, progress=progress))
         merged["spark.jars"] = ",".join([*_listed(given, "spark.jars"), *ours])
+    limits = [f"-D{name}={limit}" for name, limit in _AVRO_LIMITS.items()]
+    merged[_OF_EXECUTORS] = " ".join([*limits, given.get(_OF_EXECUTORS, "")]).strip()
     merged[_EXTENSIONS] = ",".join(dict.fromkeys([*_listed(given, _EXTENSIONS), _DELTA_EXTENSION]))
     return merged
 
@@ -419,10 +430,19 @@ def session(settings: SessionSettings, *, progress: Callable[[str], None] = lamb
         raise SparkUnavailable(f"Spark did not start: {reason(error)}", hint="see its output above") from error
     spark.sparkContext.setLogLevel(settings.log_level)
     try:
+        _limit_avro(spark)
         yield spark
     finally:
         with suppress(Py4JError, OSError):  # the Java process may have been killed
             spark.stop()
+
+
+def _limit_avro(spark: SparkSession) -> None:
+    """Limits Avro in the driver's Java process, whoever started it: Avro looks for limits when it first decodes."""
+    system = getattr(spark.sparkContext._jvm, "java.lang.System")
+    for name, limit in _AVRO_LIMITS.items():
+        if system.getProperty(name) is None:
+            system.setProperty(name, str(limit))
 
 
 @contextmanager

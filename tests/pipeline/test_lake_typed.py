@@ -67,6 +67,8 @@ OF_JSON = {
     "type": "object",
     "properties": {"total": {"type": "integer"}, "customer": {"type": ["string", "null"]}, "paid": {"type": "boolean"}},
 }
+HUGE = b"\xd8\xff\xff\xff\x0f"
+"""A length or a count of 2**31 - 20, as Avro writes it. Allocated, it would end Spark's Java process."""
 MARCH = datetime(2026, 3, 1, tzinfo=UTC)
 
 
@@ -138,6 +140,8 @@ def test_framed_values_become_columns_that_grow_with_their_schemas(
         23: (first[:-1], "not of schema 1"),
         24: (first + b"\0", "not of schema 1"),
         25: (first[:6] + b"\x02\x02\xff" + b"\0", "text that is not UTF-8, or a time outside the years 1 to 9999"),
+        14: (first[:6] + b"\x02" + HUGE, "not of schema 1"),  # a customer of so many bytes
+        15: (first[:6] + b"\0" + HUGE, "not of schema 1"),  # so many items
         26: (strange, f"schema {number_of(strange)}: total is string, not bigint"),
         27: (never, "text that is not UTF-8, or a time outside the years 1 to 9999"),
         28: (of_protobuf, f"schema {number_of(of_protobuf)}: it is timestamp, not a message with fields"),

@@ -98,6 +98,10 @@ def test_settings_of_the_user_stay_and_those_that_jobs_need_are_added(own_jars: 
     assert made["spark.jars"].split(",") == ["/mine.jar", *map(str, sorted(own_jars.iterdir()))]
     assert made["spark.sql.extensions"] == "mine,io.delta.sql.DeltaSparkSessionExtension"
     assert made["spark.sql.session.timeZone"] == "UTC"
+    assert made["spark.executor.defaultJavaOptions"] == (
+        "-Dorg.apache.avro.limits.string.maxLength=67108864 -Dorg.apache.avro.limits.bytes.maxLength=67108864"
+        " -Dorg.apache.avro.limits.collectionItems.maxLength=16777216"
+    )
 
 
 def test_what_spark_was_given_elsewhere_stays(own_jars: Path) -> None:
@@ -105,10 +109,13 @@ def test_what_spark_was_given_elsewhere_stays(own_jars: Path) -> None:
         "spark.master": "yarn", "spark.jars": "/theirs.jar",
         "spark.sql.extensions": " theirs, io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "theirs", "spark.databricks.delta.snapshotPartitions": "9",
+        "spark.executor.defaultJavaOptions": "-Dtheirs=1",
     }  # fmt: skip
     made = options(SessionSettings("job", conf={"spark.sql.adaptive.enabled": "false"}), "4.0.0", silent, given)
     assert made["spark.jars"].split(",") == ["/theirs.jar", *map(str, sorted(own_jars.iterdir()))]
     assert made["spark.sql.extensions"] == "theirs,io.delta.sql.DeltaSparkSessionExtension"
+    assert made["spark.executor.defaultJavaOptions"].startswith("-Dorg.apache.avro.limits.string.maxLength=67108864 ")
+    assert made["spark.executor.defaultJavaOptions"].endswith(" -Dtheirs=1")
     assert made["spark.sql.adaptive.enabled"] == "false"
     assert not made.keys() & {"spark.sql.catalog.spark_catalog", "spark.databricks.delta.snapshotPartitions"}
     assert "spark.sql.shuffle.partitions" not in made  # the driver's cores say nothing of a cluster's
