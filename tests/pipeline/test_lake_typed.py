@@ -69,6 +69,10 @@ OF_JSON = {
 }
 HUGE = b"\xd8\xff\xff\xff\x0f"
 """A length or a count of 2**31 - 20, as Avro writes it. Allocated, it would end Spark's Java process."""
+SHOUTED = {"type": "object", "properties": {
+    "Total": {"type": "integer"},
+    "ITEMS": {"type": "array", "items": {"type": "object", "properties": {"SKU": {"type": "string"}}}},
+}}  # fmt: skip
 MARCH = datetime(2026, 3, 1, tzinfo=UTC)
 
 
@@ -149,6 +153,7 @@ def test_framed_values_become_columns_that_grow_with_their_schemas(
     }
     sent = {
         10: grown, 11: first, 12: values.json(OF_JSON, total=4, customer="bob", paid=True),
+        13: values.json(SHOUTED, Total=5, ITEMS=[{"SKU": "d"}]),
         **{number: value for number, (value, _) in refused.items()},
     }  # fmt: skip
     registry.asked.clear()
@@ -156,7 +161,7 @@ def test_framed_values_become_columns_that_grow_with_their_schemas(
     assert lake.once(topic, **typed) == len(sent)
     empty = {"note": None, "at": None, "local": None, "paid": None}
     data = stored(lake, topic)
-    assert data.keys() == {1, 2, 3, 10, 11, 12}
+    assert data.keys() == {1, 2, 3, 10, 11, 12, 13}
     assert data[10] == {
         "total": 2**40, "customer": None, "items": [{"sku": "c", "n": 7}], "note": "x", "paid": None,
         "at": MARCH.astimezone().replace(tzinfo=None), "local": MARCH.replace(tzinfo=None),
@@ -165,13 +170,14 @@ def test_framed_values_become_columns_that_grow_with_their_schemas(
         **empty, "total": 1, "customer": "ann", "items": [{"sku": "a", "n": None}, {"sku": "b", "n": None}],
     }  # fmt: skip
     assert data[12] == {**empty, "total": 4, "customer": "bob", "paid": True, "items": None}
+    assert data[13] == {**empty, "total": 5, "customer": None, "items": [{"sku": "d", "n": None}]}
     told = {bytes(row["value"]): row["detail"] for row in lake.rows("rejects", "value", "detail")}
     assert len(told) == len(refused)
     assert {number: told[value].startswith(reason) for number, (value, reason) in refused.items()} == dict.fromkeys(
         refused, True
     ), told
     # Once for each schema but the first one, and once more for Protobuf's descriptor.
-    assert len(registry.asked) == len(set(registry.asked)) == 7
+    assert len(registry.asked) == len(set(registry.asked)) == 8
 
     _goes_on(lake, topic, registry, writer, values)
 
@@ -203,7 +209,7 @@ def test_messages_of_protobuf_become_columns(spark: SparkSession, registry: Regi
             wide,
             values.protobuf(shop.Cancelled(why="late")),
             values.protobuf(shop.Order_Line(text="deep")),
-            values.protobuf(shop.Far(why="last")),
+            values.protobuf(shop.Far(Why="last")),
             *refused,
         ],
     ]
@@ -281,10 +287,13 @@ def test_a_repeated_batch_is_split_as_the_first_time_whatever_the_registry_has_l
     store, at = open_store(spark, root), f"{root}/checkpoint"
     values = Serialised(registry, "orders")
     known, late = values.avro(ORDER, total=1, items=[]), values.avro({**ORDER, "doc": "late"}, total=2, items=[])
+    of_json = values.json(OF_JSON, total=3)
     schema = registry.schemas.pop(number_of(late))
-    payload = silver.from_ddl("total INT")
+    payload = silver.from_ddl("Total INT")  # which all of them spell otherwise
     store.prepare([silver.payload_table("orders", payload)], "test", HEADER)
-    rows = [{"headers": Sent(number).written(), "value": value} for number, value in enumerate((known, late), 1)]
+    rows = [
+        {"headers": Sent(number).written(), "value": value} for number, value in enumerate((known, late, of_json), 1)
+    ]
 
     def write(refused: str) -> None:
         def hit(here: str) -> None:
@@ -298,7 +307,8 @@ def test_a_repeated_batch_is_split_as_the_first_time_whatever_the_registry_has_l
         write("lake.rejects")
     registry.schemas[number_of(late)] = schema
     write("")
-    assert [row["id"] for row in store.table("json/orders").select("id").collect()] == [1]
+    written = store.table("json/orders").select("id", "data.Total").orderBy("id").collect()
+    assert [tuple(row) for row in written] == [(1, 1), (3, 3)]
     told = [row["detail"] for row in store.table("rejects").select("detail").collect()]
     assert told == [f"the registry has no schema {number_of(late)}"]
     fresh = Schemas(spark, at, asking(registry))

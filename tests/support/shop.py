@@ -47,7 +47,7 @@ enum_type { name: "State" value { name: "NEW" number: 0 } value { name: "PAID" n
 FAR = 64
 """The index of the type `Far`, of which serialisers write two bytes."""
 _ORDER += "".join(f'message_type {{ name: "Other{index}" }}\n' for index in range(2, FAR))
-_ORDER += 'message_type { name: "Far" field { name: "why" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL } }'
+_ORDER += 'message_type { name: "Far" field { name: "Why" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL } }'
 
 
 class Shop:

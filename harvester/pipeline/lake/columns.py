@@ -102,7 +102,7 @@ def _of(schema: Any, root: Any, within: tuple[str, ...]) -> DataType:
             return MapType(StringType(), _of(values, root, within))
     elif kind == "array" and isinstance(items := schema.get("items"), dict):
         return ArrayType(_of(items, root, within))
-    return _SCALARS.get(kind, StringType())
+    return _SCALARS.get(kind if isinstance(kind, str) else None, StringType())
 
 
 def _only_one(schema: Mapping[str, Any]) -> Any:
@@ -233,3 +233,27 @@ def projected(value: str, have: DataType, wanted: DataType, depth: int = 0) -> s
         inner = projected(one, have.valueType, wanted.valueType, depth + 1)
         return f"transform_values({value}, (_k{depth}, {one}) -> {inner})"
     return f"CAST({value} AS {kind_of(wanted)})"
+
+
+def respelled(kind: DataType, like: DataType) -> DataType:
+    """The type with its fields named as those of another one, which may spell them in another case.
+
+    Each field may be NULL. Raises ValueError if it may be any of several of the other type.
+    """
+    like = like if type(like) is type(kind) else kind
+    if isinstance(kind, StructType) and isinstance(like, StructType):
+        there, fields = dict[str, list[StructField]](), []
+        for other in like:
+            there.setdefault(other.name.lower(), []).append(other)
+        for one in kind:
+            similar = there.get(one.name.lower(), [one])
+            same = [other for other in similar if other.name == one.name] or similar
+            if len(same) > 1:
+                raise ValueError(f"{one.name} may be any of {', '.join(other.name for other in same)}")
+            fields.append(StructField(same[0].name, respelled(one.dataType, same[0].dataType)))
+        return StructType(fields)
+    if isinstance(kind, ArrayType) and isinstance(like, ArrayType):
+        return ArrayType(respelled(kind.elementType, like.elementType))
+    if isinstance(kind, MapType) and isinstance(like, MapType):
+        return MapType(kind.keyType, respelled(kind.valueType, like.valueType))
+    return kind

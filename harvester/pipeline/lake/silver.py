@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 )
 
 from harvester.pipeline import schemas
-from harvester.pipeline.lake.columns import rebuilt
+from harvester.pipeline.lake.columns import rebuilt, respelled
 from harvester.pipeline.lake.cuts import LowMark, Marks
 from harvester.pipeline.lake.ids import BatchIds, Suspects, Word
 from harvester.pipeline.origin_columns import day_of
@@ -322,9 +322,17 @@ def values_of(payload: StructType) -> Column:
 _TEXT = "CAST(value AS STRING)"
 
 
-def parsed(bronze: DataFrame, topic: str, payload: StructType, text: str = _TEXT) -> DataFrame:
-    """Adds what `misfit` and `values_of` need. `text`: an expression for the JSON text."""
-    marked = StructType([*payload, StructField(_CORRUPT, StringType())])
+def parsed(
+    bronze: DataFrame,
+    topic: str,
+    payload: StructType,
+    text: str = _TEXT,
+    spelled: Sequence[tuple[str, DataType]] = (),
+) -> DataFrame:
+    """Adds what `misfit` and `values_of` need. `text`: an expression for the JSON text.
+
+    `spelled`: conditions for text with the payload's fields in another spelling (`columns.respelled`), and that.
+    """
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     rows = bronze.where(f"topic = {schemas.text(topic)}").withColumns(
         {
@@ -333,11 +341,22 @@ def parsed(bronze: DataFrame, topic: str, payload: StructType, text: str = _TEXT
             "day": created_day(),
         }
     )
-    rows = rows.withColumn("_data", F.from_json("_text", marked, options))
-    probe = rebuilt(payload, _probe)
-    if not isinstance(probe, StructType):
+
+    def read(kind_of: Callable[[Any], Any], options: dict[str, str]) -> Column:
+        wanted, cases = kind_of(respelled(payload, payload)), list[Column]()
+        for condition, names in spelled:
+            other = F.from_json("_text", kind_of(names), options).cast(wanted)  # field by field
+            cases.append(F.when(F.expr(condition), other))
+        return reduce(lambda usual, case: case.otherwise(usual), cases, F.from_json("_text", wanted, options))
+
+    rows = rows.withColumn("_data", read(_marked, options))
+    if not isinstance(rebuilt(payload, _probe), StructType):
         return rows
-    return rows.withColumn("_probe", F.from_json("_text", probe, {"mode": "PERMISSIVE"}))
+    return rows.withColumn("_probe", read(lambda kind: rebuilt(kind, _probe), {"mode": "PERMISSIVE"}))
+
+
+def _marked(kind: StructType) -> StructType:
+    return StructType([*kind, StructField(_CORRUPT, StringType())])
 
 
 def misfit(payload: StructType) -> Column:

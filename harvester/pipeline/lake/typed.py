@@ -186,7 +186,8 @@ class TypedValues:
         }
         of_protobuf = _as_json(types, found) if places else F.lit(None).cast("string")
         as_text = f"CASE WHEN {is_json} THEN CAST({columns.CONTENT} AS STRING) ELSE _json END"
-        rows = silver.parsed(mine.withColumn("_json", of_protobuf), self.topic, self.payload, as_text)
+        rows = mine.withColumn("_json", of_protobuf)
+        rows = silver.parsed(rows, self.topic, self.payload, as_text, self._spelled(types, found, places))
         data, why = [], ["WHEN value IS NULL THEN NULL", "WHEN _id IS NULL THEN 'no schema id precedes the value'"]
         for (number, place), kind in types.items():
             schema, told = found[number], "NULL"
@@ -200,8 +201,7 @@ class TypedValues:
                 told = f"CASE WHEN {name}{is_sound} THEN NULL ELSE 'not of schema {number}' END"
             elif schema is not None and schema.kind == "PROTOBUF":
                 told = f"CASE WHEN _json IS NULL THEN 'not of schema {number}' END"
-            of_type = f"_id = {number}" + (f" AND _place = X'{place.hex()}'" if number in places else "")
-            why.append(f"WHEN {of_type} THEN {told}")
+            why.append(f"WHEN {_is_type(number, place, places)} THEN {told}")
         why.append(f"WHEN {is_protobuf} THEN concat('not of schema ', _id)")
         others = f"'its schema is not among the {_MOST_IDS:,} most frequent ones of the batch'"
         was_json, value = F.expr(f"{is_json} OR {is_protobuf}"), silver.values_of(self.payload)
@@ -216,6 +216,18 @@ class TypedValues:
         fitting = silver.fitting(rows.where("_detail IS NULL"), F.col("_value"))
         return fitting, silver.refused(rows.where("_detail IS NOT NULL"), F.col("_detail"))
 
+    def _spelled(self, types: _Types, found: _Schemas, places: _Places) -> list[tuple[str, DataType]]:
+        """Conditions for JSON text whose schema spells the columns in another case, which JSON distinguishes."""
+        conditions, kinds = dict[str, list[str]](), dict[str, DataType]()
+        for (number, place), kind in types.items():
+            schema = found[number]
+            if schema is not None and schema.kind != "AVRO" and not isinstance(kind, str):
+                names = columns.respelled(self.payload, kind)
+                kinds[names.simpleString()] = names
+                conditions.setdefault(names.simpleString(), []).append(_is_type(number, place, places))
+        conditions.pop(self.payload.simpleString(), None)
+        return [(" OR ".join(some), kinds[name]) for name, some in conditions.items()]
+
     def _type(self, number: int, schema: WrittenSchema | None, place: bytes) -> StructType | str:
         """The type of such values, for which the table has grown if need be; or why they do not fit."""
         if schema is None:
@@ -223,8 +235,9 @@ class TypedValues:
         is_json, at = schema.kind == "JSON", (number, place)
         if at not in self._types:
             try:
-                # JSON is read as the table's columns, whatever its schema says.
-                known = self.payload if is_json and not self.grows else type_of(self.store.spark, schema, place)
+                # JSON is read as the fixed columns, whatever else its schema says than how they are spelled.
+                is_fixed = is_json and not self.grows
+                known = self._as_spelled(schema) if is_fixed else type_of(self.store.spark, schema, place)
                 self._types[at] = known
             except ValueError as error:
                 self._types[at] = f"schema {number}: {error}"
@@ -241,8 +254,25 @@ class TypedValues:
             self.payload = payload
         return kind
 
+    def _as_spelled(self, schema: WrittenSchema) -> StructType:
+        """The columns in the spelling of a JSON Schema. Raises ValueError."""
+        try:
+            found = columns.from_json_schema(schema.text)
+        except ValueError:
+            return self.payload  # a schema that names no properties
+        kind = columns.respelled(self.payload, found)
+        assert isinstance(kind, StructType)
+        return kind
+
 
 _Schemas = Mapping[int, WrittenSchema | None]
+_Types = Mapping[tuple[int, bytes], StructType | str]
+_Places = Mapping[int, Collection[bytes]]
+
+
+def _is_type(number: int, place: bytes, places: _Places) -> str:
+    """A condition: the value is of this schema, and of this of its types if it has several."""
+    return f"_id = {number}" + (f" AND _place = X'{place.hex()}'" if number in places else "")
 
 
 def _is_of(kind: str, found: _Schemas) -> str:
@@ -262,7 +292,7 @@ def _places(mine: DataFrame, found: _Schemas) -> dict[int, list[bytes]]:
     return places
 
 
-def _as_json(types: Mapping[tuple[int, bytes], StructType | str], found: _Schemas) -> Column:
+def _as_json(types: _Types, found: _Schemas) -> Column:
     """The JSON text of values that are Protobuf, of these types."""
     known, messages = dict[int, tuple[str, frozenset[bytes]]](), _messages()
     for (number, place), kind in types.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from harvester.pipeline.lake.columns import from_json_schema, grown, projected, storable
+from harvester.pipeline.lake.columns import from_json_schema, grown, projected, respelled, storable
 
 scalars = st.sampled_from([
     BooleanType(), IntegerType(), LongType(), FloatType(), DoubleType(), StringType(), TimestampType(),
@@ -179,3 +179,28 @@ def test_values_are_projected_by_name() -> None:
         " CAST(NULL AS bigint)) END"
     )
     assert projected("v", have, have) == "v"
+
+
+def renamed(kind: DataType, name: Callable[[str], str]) -> DataType:
+    if isinstance(kind, StructType):
+        return StructType([StructField(name(one.name), renamed(one.dataType, name)) for one in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(renamed(kind.elementType, name))
+    return MapType(kind.keyType, renamed(kind.valueType, name)) if isinstance(kind, MapType) else kind
+
+
+@given(payloads, payloads)
+def test_columns_take_the_spelling_of_a_schema_and_keep_everything_else(have: StructType, other: StructType) -> None:
+    assert respelled(have, renamed(have, str.upper)) == renamed(have, str.upper)
+    found = respelled(have, renamed(other, str.upper))
+    assert renamed(found, str.lower) == have
+    assert isinstance(found, StructType)
+    assert set(found.names) == {name.upper() if name in other.names else name for name in have.names}
+
+
+def test_a_schema_that_spells_a_column_in_two_ways_means_that_of_the_column() -> None:
+    two = StructType([StructField(name, LongType()) for name in ("total", "Total")])
+    for field in two:
+        assert respelled(StructType([field]), two) == StructType([field])
+    with pytest.raises(ValueError, match="TOTAL may be any of total, Total"):
+        respelled(StructType([StructField("TOTAL", LongType())]), two)
