@@ -6,6 +6,10 @@ be the one that the term row records, since another tells nothing of what was co
 read up to its end; what it names is purged; an empty progress record is committed. Whatever fails on the way is retried
 with a new producer until it succeeds or the lane is no longer wanted.
 
+*While Kafka cannot end the last transaction*, since a partition of it has no leader or too few replicas, it answers
+"concurrent", and opening waits. A spare transactional id would not help: that answer fences nobody, so the last owner,
+if it still lives, could commit under the old id as soon as the marker is written.
+
 *After a change of server* (P49), or after ids have started again, the progress is of another incarnation, and its ids
 may have been given to other rows. Then only rows with matching sums, which are unchanged, are purged.
 """
