@@ -141,7 +141,7 @@ def judge_topics(
             check = f"topic.{name}"
             sizes = list(_sizes(kafka.topics[name], config, check))
             yield from sizes
-            yield from _topic(kafka.topics[name], kafka, "record", check, is_ok=not sizes)
+            yield from _topic(kafka.topics[name], kafka, config, "record", check, is_ok=not sizes)
 
 
 def _leader_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
@@ -179,7 +179,7 @@ def _leader_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
             "set another leader_topic, with one partition",
         )
     # Heartbeats are worthless once they are read: replicas matter only when someone is about to lead.
-    yield from _topic(topic, kafka, "leader", check, kept=False)
+    yield from _topic(topic, kafka, config, "leader", check, kept=False)
 
 
 def _created(check: str, topic: str, kafka: Kafka) -> CheckResult:
@@ -217,7 +217,7 @@ def _progress_topic(kafka: Kafka, config: Config, recorded: str | None) -> Itera
             f" fewer than limits.max_in_flight_records ({wanted})"
         )
         yield warning(check, text, f"{alter} max.message.bytes={_SIZE_BYTES}")
-    yield from _topic(topic, kafka, "progress", check)
+    yield from _topic(topic, kafka, config, "progress", check)
 
 
 def _sizes(topic: TopicFacts, config: Config, check: str) -> Iterator[CheckResult]:
@@ -242,9 +242,12 @@ def _sizes(topic: TopicFacts, config: Config, check: str) -> Iterator[CheckResul
 
 
 def _topic(
-    topic: TopicFacts, kafka: Kafka, use: str, check: str, *, kept: bool = True, is_ok: bool = True
+    topic: TopicFacts, kafka: Kafka, config: Config, use: str, check: str, *, kept: bool = True, is_ok: bool = True
 ) -> Iterator[CheckResult]:
-    found = [*_rights(topic, use, check), *_state(topic, check), *(_copies(topic, kafka, check) if kept else ())]
+    # Kafka ends no transaction before each of its partitions has enough replicas.
+    stops = "all records" if config.delivery == "exactly-once" else "its records"
+    copies = _copies(topic, kafka, check, stops) if kept else ()
+    found = [*_rights(topic, use, check), *_state(topic, check, stops), *copies]
     yield from found
     if is_ok and not found:
         noun = "partition" if len(topic.partitions) == 1 else "partitions"
@@ -259,7 +262,7 @@ def _rights(topic: TopicFacts, use: str, check: str) -> Iterator[CheckResult]:
         yield problem(check, f"this user may not {', '.join(lacks)} {topic.name}", advice)
 
 
-def _state(topic: TopicFacts, check: str) -> Iterator[CheckResult]:
+def _state(topic: TopicFacts, check: str, stops: str) -> Iterator[CheckResult]:
     """The current state of the partitions."""
 
     def numbers(which: Sequence[int]) -> str:
@@ -276,16 +279,16 @@ def _state(topic: TopicFacts, check: str) -> Iterator[CheckResult]:
     lagging = [number for number, each in enumerate(topic.partitions) if len(each.in_sync) < len(each.replicas)]
     if leaderless:
         text = f"{topic.name}: partitions without a leader: {numbers(leaderless)}"
-        yield problem(check, text, "bring their brokers back; their records wait")
+        yield problem(check, text, f"bring their brokers back: until then {stops} may wait")
     if short:
         text = f"{topic.name}: partitions with fewer than {least} copies in sync: {numbers(short)}"
-        yield problem(check, text, "bring the brokers back: until then nothing can be written there")
+        yield problem(check, text, f"bring the brokers back, or lower min.insync.replicas: until then {stops} may wait")
     elif lagging and not leaderless:
         text = f"{topic.name}: partitions with copies that lag behind: {numbers(lagging)}"
         yield warning(check, text, "check whether a broker is down or slow")
 
 
-def _copies(topic: TopicFacts, kafka: Kafka, check: str) -> Iterator[CheckResult]:
+def _copies(topic: TopicFacts, kafka: Kafka, check: str, stops: str) -> Iterator[CheckResult]:
     """The cost of losing a broker."""
     copies, settings = topic.replication, topic.settings
     if settings is None:
@@ -302,7 +305,7 @@ def _copies(topic: TopicFacts, kafka: Kafka, check: str) -> Iterator[CheckResult
         text = f"{topic.name}: min.insync.replicas is 1: an acknowledged record may be on a single broker"
         yield warning(check, text, "set it to 2")
     elif least == copies:
-        text = f"{topic.name}: min.insync.replicas is {least} of {copies} copies: losing one broker stops its records"
+        text = f"{topic.name}: min.insync.replicas is {least} of {copies} copies: losing one broker stops {stops}"
         yield warning(check, text, f"add a copy, or set it to {copies - 1}")
     if settings.get("unclean.leader.election.enable") == "true":
         text = f"{topic.name}: unclean leader elections are on: acknowledged records can be lost"

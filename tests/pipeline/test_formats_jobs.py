@@ -30,7 +30,6 @@ from tests.support.consuming import read_topic
 from tests.support.formats import LakeAt, known, places, where
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Oracle, make_lake
-from tests.support.longs import long
 from tests.support.sparks import kafka_rows
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ def lake(
         yield LakeAt(spark, tmp_path, servers.bootstrap, place)
 
 
-@long  # the lakes of test_lake and test_formats use each of them every day
 def test_each_operation_on_tables(spark: SparkSession, tmp_path: Path) -> None:
     """What the jobs do to the tables of a lake, each once; nightly they do it one after the other."""
     with known(spark, where("iceberg directory", tmp_path, "")):

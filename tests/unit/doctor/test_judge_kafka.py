@@ -68,6 +68,14 @@ def test_a_topic_of_records(changed: TopicFacts, level: CheckLevel, part: str) -
     assert part in text_of(found, "topic.orders")
 
 
+@pytest.mark.parametrize("changed", [{"min_insync_replicas": "3"}, {"in_sync": 1}, {"leader": -1}])
+@pytest.mark.parametrize(("delivery", "stops"), [("at-least-once", "its records"), ("exactly-once", "all records")])
+def test_exactly_once_a_topic_without_replicas_stops_all(changed: Any, delivery: Any, stops: str) -> None:
+    config = Config(leader_group_id="billing", delivery=delivery)
+    found = list(judge_topics(kafka_with(topic("orders", **changed)), config, ["orders"]))
+    assert stops in text_of(found, "topic.orders")
+
+
 CLAIM_CHECK = {"policy": "claim-check", "store": "file:///srv"}
 
 
