@@ -311,7 +311,7 @@ class Session:
     def _withdraw(self, place: GroupPartition) -> None:
         """At most once: hand out nothing more of what is ours."""
         buffer = self.buffer.get(place)
-        waiting = [batch for batch in self.owned if batch.place == place]
+        waiting = [batch for batch in (self.in_hand, *self.owned) if batch.place == place]
         for batch in (*waiting, *(() if buffer is None else buffer.owned)):
             batch.withdraw()
         self.owned = deque(batch for batch in self.owned if batch.place != place)

@@ -11,7 +11,7 @@ import pytest
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer import Turns
-from harvester.coordination.core.claim import ClaimPhase, ClaimState
+from harvester.coordination.core.claim import ClaimPhase, ClaimState, StopHandingOut
 from harvester.coordination.core.coordinator import Outcome, Stage
 from harvester.coordination.core.messages import (
     ClaimingPartition,
@@ -175,6 +175,22 @@ def test_a_release_waits_for_what_became_ours_under_an_earlier_claim(
     while (current := turns.after(current)) is not NOTHING:
         handed_out += [record.number for record in current.take_some(3, 0.0)]
     assert handed_out == (list(range(10)) if in_time else [0])
+    session._log.close(0)
+
+
+def test_nothing_of_an_earlier_claim_comes_once_the_position_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most once: that claim was lost for a moment, and one batch of it is in hand."""
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    settings = ConsumerSettings(kafka=kafka, group="g", topics=("t",), at_most_once=True, batch_records=5)
+    session = Session(settings, CLIENT)
+    turns = Turns(settings, session, lambda _: False)
+    session.owned += [RecordBatch(PLACE, [Record(n) for n in range(low, low + 5)]) for low in (0, 5)]
+    current = turns.after(NOTHING)
+    assert current.take(0.0) is current.records[0]
+    session.buffer[PLACE] = PartitionBuffer(PLACE, 9, 9)
+    session._perform([StopHandingOut(PLACE, 9, "its position was set", lost=True, moved=True)])
+    assert current.take(0.0) is None
+    assert turns.after(current) is NOTHING
     session._log.close(0)
 
 
