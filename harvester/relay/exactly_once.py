@@ -302,6 +302,8 @@ class Transactor:
         if frame.term != self._term:
             self._forget_refusals()  # they belong to the previous leadership
             self._unanswered = []
+        # What was open on lanes that are not open again may be committed.
+        in_doubt = frame.term is None and intake.lane is None
         if frame.term is None:
             self._abort_begun()
             self._give_back()
@@ -319,7 +321,7 @@ class Transactor:
                 intake.refusals.attempts.states.clear()
             intake.pending, self._term = None, frame.term
             intake.under = frame if intake.lane is not None and frame.term is not None else None
-            self._shard.send(f.Remarked(frame.epoch, intake.batches.leaving()))
+            self._shard.send(f.Remarked(frame.epoch, intake.batches.leaving(), in_doubt))
 
     def _open(self, frame: f.Remark, numbers: Sequence[int]) -> bool:
         """Open these lanes; the last two are our own and stay open. False: they are no longer wanted."""

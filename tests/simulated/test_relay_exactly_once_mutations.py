@@ -12,6 +12,7 @@ import pytest
 from harvester.delivery.progress import NamedRows, Progress
 from harvester.record import KafkaRecord
 from harvester.relay.core import frames as f
+from harvester.relay.core import messages as c
 from harvester.relay.core.dispatcher import ShardFlows
 from harvester.relay.core.ledger import Ledger
 from harvester.relay.core.read_planner import ReadPlanner
@@ -87,6 +88,15 @@ def _a_shard_answers_before_its_lane_is_fenced(patch: Patch) -> None:
         self.to_supervisor.append(f.Remarked(frame.epoch, self.batches.leaving()))
 
     patch.setattr(OnceShard, "_answer", hasty)
+
+
+def _what_lanes_that_are_not_open_may_have_committed_is_forgotten(patch: Patch) -> None:
+    remarked = StateMachine.remarked
+
+    def sure(self: StateMachine, *given: Any) -> list[c.Command]:
+        return remarked(self, *given[:4])
+
+    patch.setattr(StateMachine, "remarked", sure)
 
 
 def _lanes_of_shards_that_are_no_more_are_forgotten(patch: Patch) -> None:
@@ -450,6 +460,7 @@ MUTATIONS: list[tuple[Mutation, tuple[str, ...] | None, bytes]] = [
     (_a_record_that_is_not_put_away_is_forgotten, STORE, ONE_KEY),
     (_low_water_is_the_floor, None, b""),
     (_low_water_forgets_what_waits, None, b""),
+    (_what_lanes_that_are_not_open_may_have_committed_is_forgotten, None, b""),
 ]
 
 # What is broken, and the scene that shows it.
@@ -488,6 +499,7 @@ IN_SCENES: list[tuple[Mutation, Callable[[Play], None]]] = [
 FOUND_BY: dict[Mutation, int] = {
     _a_commit_that_was_sent_twice_counts: 15013,
     _a_shard_answers_before_its_lane_is_fenced: 352,
+    _what_lanes_that_are_not_open_may_have_committed_is_forgotten: 359,
 }
 
 

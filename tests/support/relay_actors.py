@@ -341,8 +341,11 @@ class SimHarvester:
                     self.world.leader_ids |= {leader_id} if leader_id is not None else set()
                 case c.Drained():
                     self._drained()
-                case c.ReleaseTerm():
+                case c.ReleaseTerm(term, holder):
                     self._check_settled("Release")
+                    table = self.world.table
+                    if (table.term, table.holder, self.world.server) == (term, holder, self._term and self._term[2]):
+                        self.world.check_release(self.name)
                 case c.Emptied():
                     left = [row.id for row in self._processed if not row.gone and not row.early]
                     if left:

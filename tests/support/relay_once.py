@@ -459,6 +459,7 @@ class OnceShard(SimProcess):
 
     def _answer(self, frame: f.Remark) -> Steps:
         self.under = None
+        in_doubt = frame.term is None and self.producer is None
         if frame.term is None:
             self._undo()
             self.batches.drop_queue()
@@ -476,7 +477,7 @@ class OnceShard(SimProcess):
             self.refusals.attempts.states.clear()
         self.pending, self.answered_term, self.answered = None, frame.term, frame.epoch
         self.under = frame if self.producer is not None and frame.term is not None else None
-        self.to_supervisor.append(f.Remarked(frame.epoch, self.batches.leaving()))
+        self.to_supervisor.append(f.Remarked(frame.epoch, self.batches.leaving(), in_doubt))
 
     def _others(self, frame: f.Remark) -> list[int]:
         """Lanes of shards that are no more."""
@@ -693,6 +694,18 @@ class OnceWorld(World):
 
     def make_shard(self, owner: SimHarvester, index: int) -> SimProcess:
         return OnceShard(owner, index, self)
+
+    def check_release(self, name: str) -> None:
+        """`harvester move` forgets the progress then: all that is committed is purged, and no more is."""
+        for lane in self.lanes:
+            if lane.ending is not None:
+                self.fail(f"{name} releases its term while lane {lane.number} is committing")
+            last = lane.log[-1] if lane.log else None
+            rows = self.table.rows
+            if last is not None and last.incarnation == UUID(int=self.table.server):
+                left = [number for number in last.ids if number in rows and not rows[number].gone]
+                if left:
+                    self.fail(f"{name} releases its term, and {left}, which lane {lane.number} has committed, are left")
 
     def may_be_elected(self, harvester: SimHarvester) -> bool:
         """At any time: a zombie is fenced by its lanes."""

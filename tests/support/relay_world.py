@@ -274,6 +274,9 @@ class World:
     def check_low_water(self, low_water: int | None) -> None:
         """A record is sent with this one."""
 
+    def check_release(self, name: str) -> None:
+        """This harvester's term is being released."""
+
     # -- running
 
     def run(self) -> World:

@@ -103,7 +103,7 @@ class Settled:
 class Remarked:
     """Queues are empty; exactly these ids are on the wire or unpurged.
 
-    `in_doubt`: something that was given up had been sent and may still arrive.
+    `in_doubt`: something that was given up had been sent and may still arrive, or exactly once be committed already.
     """
 
     epoch: int

@@ -140,6 +140,8 @@ class StateMachine:
         self._replies.awaited.discard(shard)
         self.planner.shards[shard].opening = False
         lost = self.ledger.keep_only(shard, on_the_wire)
+        if lost and in_doubt:
+            self.doubt.keep_term()
         if (
             lost and self.phase is LeadershipPhase.LEADING
         ):  # reply of a successor: its predecessor's records are accounted for
@@ -557,7 +559,9 @@ class StateMachine:
         """
         if self.phase is LeadershipPhase.DRAINING:
             return []
-        self.doubt.drain(self.tenure.told, self.tenure.holder, now)
+        # Exactly once, before all lanes are open, it is not known what the last leader's lanes have committed.
+        term = self.tenure.term if self.settings.exactly_once else self.tenure.told
+        self.doubt.drain(term, self.tenure.holder, now)
         saved = self.save(self.low_water.last())
         self._end()
         self.phase = LeadershipPhase.DRAINING

@@ -22,7 +22,7 @@ from harvester.outbox.purge_session import PoisonRow
 from harvester.record import KafkaRecord
 from harvester.relay import exactly_once
 from harvester.relay.at_least_once import RESERVED
-from harvester.relay.core.frames import Frame, Parked, Remark, Trouble
+from harvester.relay.core.frames import Frame, Parked, Remark, Remarked, Trouble
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
 from harvester.relay.exactly_once import TransactionWriter, Transactor
 from harvester.relay.transaction_intake import TransactionIntake
@@ -346,6 +346,19 @@ def test_a_lane_that_cannot_be_opened_is_told_with_the_topics_that_did_not_answe
     turns.transactor._answer(Remark(2, None, None))
     turns.transactor.trouble("lane 0 cannot be opened")
     assert turns.said[-1] == Trouble("lane 0 cannot be opened")
+
+
+@pytest.mark.parametrize("outcome", [TransactionOutcome.UNCLEAR, TransactionOutcome.DONE])
+def test_what_may_be_committed_when_the_shard_is_drained_is_in_doubt(outcome: TransactionOutcome) -> None:
+    """Only who opens the lanes finds out, and whoever the outbox is moved to does not open them."""
+    turns = Turns()
+    turns.add(1)
+    turns.lanes[0].outcomes["commit"] = [outcome]
+    turns.turn()
+    turns.intake.pending = drain = Remark(2, None, None)
+    turns.transactor._answer(drain)
+    is_clear = outcome is TransactionOutcome.DONE
+    assert turns.said[-1] == Remarked(2, [1] if is_clear else [], in_doubt=not is_clear)
 
 
 def test_what_ends_a_transaction_and_is_no_record_is_told_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

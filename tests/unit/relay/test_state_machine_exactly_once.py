@@ -12,6 +12,7 @@ from harvester.events import LeaderRefreshed
 from harvester.relay.core import frames as f
 from harvester.relay.core import messages as c
 from harvester.relay.core.leadership import RelaySettings
+from harvester.relay.core.ledger import Row
 from harvester.relay.core.state_machine import LeadershipPhase
 from tests.support.relay_driver import SETTINGS, Driver, keyed, killed, only, row, sent
 
@@ -315,6 +316,29 @@ def test_what_was_only_queued_does_not_keep_the_term(settings: RelaySettings) ->
     driver.mark(row(2), row(3))
     driver.machine.drain(0)
     assert [type(command) for command in driver.answer()] == [c.ReleaseTerm, c.Drained]
+
+
+@pytest.mark.parametrize(("rows", "released"), [([], True), ([row(2)], False)])
+def test_exactly_once_what_a_shard_may_have_committed_keeps_the_term(rows: list[Row], released: bool) -> None:
+    """Its lanes are not open again since its last commit, or since that of the shard before it."""
+    driver = leading(ONCE)
+    driver.mark(*rows)
+    driver.machine.drain(0)
+    epoch = driver.machine.epoch
+    driver.machine.remarked(1, epoch, [], 0)
+    said = [type(command) for command in driver.machine.remarked(0, epoch, [], 0, in_doubt=True)]
+    assert said == ([c.ReleaseTerm, c.Drained] if released else [c.Drained])
+
+
+def test_exactly_once_a_term_whose_lanes_were_not_opened_is_not_released() -> None:
+    """What its predecessor has committed may still be in the outbox."""
+    driver = Driver(ONCE)
+    driver.machine.acquire(0)
+    driver.answer()
+    assert driver.machine.tenure.holder is not None
+    driver.machine.term_taken(driver.machine.tenure.holder, 1, "one", 0)
+    driver.machine.drain(0)
+    assert [type(command) for command in driver.answer()] == [c.Drained]
 
 
 @MODES
