@@ -13,7 +13,9 @@ somebody asks for the term (P32). A mark that returns nothing is repeated if a t
 has ended. A leader that can send nothing, or is paused, requests no marks: then the term row is read each second.
 
 *Liveness* (P14). `is_working` is true while the loop turns, or waits within its own bounded retry or for a statement
-limited by its own timeout. A thread that has died or hangs for longer ends the leadership.
+limited by its own timeout. A thread that has died or hangs for longer ends the leadership. A term that cannot be taken
+counts like a database that cannot be reached, until an attempt gets through. The count stands still during an attempt,
+which may wait by design (P24), and between two leaderships, where nobody tries.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from uuid import UUID
 
 import psycopg
 
-from harvester.errors import BrokerError, OutboxError, TermLost
+from harvester.errors import BrokerError, HarvesterError, OutboxError, TermLost
 from harvester.failpoints import Failpoints
 from harvester.neli.group import Group
 from harvester.outbox.connection import one_line, why_another
@@ -103,6 +105,9 @@ class Marker(threading.Thread):
         self.turned_at = time.monotonic()  # when the loop last turned
         self._taker = TermTaker(session, self.mode, name, self, failpoints)
         self._unreachable_since: float | None = None
+        self._failing_since: float | None = None  # since when no attempt to take this leadership's term got through
+        self._failed_s = 0.0  # for how long none had when the last one began
+        self._refused = False  # what failed last was an attempt
         self._reader = MarkReader(session, self._taker, self.report, failpoints, writes=pace.writes)
         self._taking: UUID | None = None  # the holder for whom a term is being taken
         self._sessions: Sequence[Session] = ()
@@ -164,9 +169,14 @@ class Marker(threading.Thread):
         self.turned_at = time.monotonic()
 
     def unreachable_s(self, now: float) -> float:
-        """For how long the database has been unreachable; 0 while it is reachable."""
+        """For how long the database has been unreachable, or the term could not be taken; 0 if neither is so."""
         since = self._unreachable_since
-        return 0.0 if since is None else now - since
+        return self._failed_s if since is None else now - since
+
+    @property
+    def hindrance(self) -> str:
+        """What `unreachable_s` is about."""
+        return "the term could not be taken" if self._refused else "the database has been out of reach"
 
     def run(self) -> None:
         try:
@@ -238,19 +248,49 @@ class Marker(threading.Thread):
     def _take(self, command: m.TakeTerm) -> None:
         """Try until the term is taken, trust in us has expired, or the leadership is over (P8)."""
         self._taking = command.holder
-        self._unreachable_since = None  # idle since it was lost, nobody may have looked for it again
+        # An outage is none of this leadership: idle since it was lost, nobody may have looked for it again.
+        self._failing_since = time.monotonic() - self._failed_s if self._failed_s else None
+        self._unreachable_since, self._refused = self._failing_since, self._failing_since is not None
         try:
             while not self.ended.is_set() and self._connected():
+                if self._failing_since is not None:
+                    self._failed_s = time.monotonic() - self._failing_since
+                    self._unreachable_since = None
                 try:
-                    if self._taker.attempt(command.holder, self._sessions, command.lost):
-                        self._unregistered = True
-                        return
+                    is_over = self._taker.attempt(command.holder, self._sessions, command.lost)
                 except (psycopg.Error, OutboxError, BrokerError) as error:
-                    self._lost(error)
+                    self._not_taken(error)
+                    continue
+                self._end_failing(got_through=not is_over or self.trusted)
+                if is_over:
+                    self._unregistered = True
+                    return
         finally:
-            self._taking = None
+            self._taking = self._failing_since = None
             self._taker.lent_to = None
             if self._session.term_is_locked:  # that was the last attempt
+                self._taker.trouble(None)
+
+    def _not_taken(self, error: Exception) -> None:
+        """An attempt failed. The session is kept if Kafka is to blame."""
+        self._refused = True
+        if isinstance(error, BrokerError):
+            self.report(m.DatabaseTrouble(None))
+            self._taker.trouble(f"it cannot be taken: {_with_hint(error)}")
+            self._wait_after_failure()
+        else:
+            self._lost(error)
+        if self._failing_since is None:
+            self._failing_since = self._unreachable_since
+
+    def _end_failing(self, *, got_through: bool) -> None:
+        """An attempt returned; if it did not get through, the leadership is over: a standby has no such trouble."""
+        if got_through:
+            self._failed_s, self._refused = 0.0, False
+        if self._failing_since is not None:
+            self._failing_since = None
+            self.report(m.DatabaseTrouble(None))
+            if not self._session.term_is_locked:
                 self._taker.trouble(None)
 
     def _release(self, release: m.ReleaseTerm) -> None:
@@ -364,13 +404,15 @@ class Marker(threading.Thread):
             try:
                 self._session.open()
             except (psycopg.Error, OutboxError) as error:
+                self._refused = False
                 self._lost(error)
             else:
-                self._unreachable_since = None
+                self._unreachable_since = self._failing_since  # an open session proves less than a taken term
                 self._checked = False
                 self._unregistered = True
                 self._reader.restart()
-                self.report(m.DatabaseTrouble(None))
+                if self._failing_since is None:
+                    self.report(m.DatabaseTrouble(None))
                 return True
         return False
 
@@ -378,12 +420,12 @@ class Marker(threading.Thread):
         """Report the trouble, drop the session, wait a little."""
         self.turned_at = time.monotonic()
         self._session.close()
+        self.report(m.DatabaseTrouble(_with_hint(error)))
+        self._wait_after_failure()
+
+    def _wait_after_failure(self) -> None:
         if self._unreachable_since is None:
-            self._unreachable_since = self.turned_at
-        if isinstance(error, OutboxError) and error.hint:
-            self.report(m.DatabaseTrouble(f"{one_line(error)} ({error.hint})"))
-        else:
-            self.report(m.DatabaseTrouble(one_line(error)))
+            self._unreachable_since = self._failing_since or time.monotonic()
         for turn_s in self._turns(self._pace.io_error_backoff_s):
             self.ended.wait(turn_s)
 
@@ -393,6 +435,11 @@ class Marker(threading.Thread):
         while not self.ended.is_set() and (left_s := deadline - time.monotonic()) > 0:
             self.turned_at = time.monotonic()
             yield min(left_s, _TURN_S)
+
+
+def _with_hint(error: Exception) -> str:
+    hint = error.hint if isinstance(error, HarvesterError) else None
+    return f"{one_line(error)} ({hint})" if hint else one_line(error)
 
 
 _LIST_S = 0.05  # how often to list who could still fill a gap

@@ -346,7 +346,7 @@ class Supervisor(threading.Thread):
             unreachable_s = self.marker.unreachable_s(now)
             if self._hand_over.due(unreachable_s):
                 wait_s = self._hand_over.first_s
-                self._group.step_down(f"the database has been out of reach for {unreachable_s:.0f} s", wait_s)
+                self._group.step_down(f"{self.marker.hindrance} for {unreachable_s:.0f} s", wait_s)
 
     # -- performing
 

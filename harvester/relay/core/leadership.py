@@ -7,7 +7,7 @@
   or is silent while it has records to settle, is killed; the fate of its ids is then unknown, which a remark resolves.
   A new process replaces it (P15). In exactly-once mode a reply may take any time as long as the shard shows signs of
   life.
-- `HandOver`: whether a leader that cannot reach its database should let another harvester try (P14).
+- `HandOver`: whether a leader that cannot reach its database or take the term should let another harvester try (P14).
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ class RemarkReplies:
 
 @dataclass(slots=True)
 class HandOver:
-    """Whether a leader that cannot reach its database should let another harvester try (P14).
+    """Whether a leader that cannot reach its database, or take the term, should let another harvester try (P14).
 
     After handing over, it waits twice as long before the next time, so that a database that is down for everyone does
-    not make leadership bounce between harvesters. Reaching the database resets the wait.
+    not make leadership bounce between harvesters. Reaching the database, or taking the term, resets the wait.
     """
 
     first_s: float

@@ -237,7 +237,7 @@ class DatabaseTrouble:
 
 @dataclass(frozen=True, slots=True)
 class TermWait:
-    """What taking the term is waiting for, by design or because a lane cannot be opened; None when that is over."""
+    """What taking the term is waiting for, by design or because of Kafka; None when that is over."""
 
     text: str | None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -13,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester import failpoints
+from harvester.errors import BrokerError, HarvesterError, SchemaError
 from harvester.outbox.connection import OutboxIdentity
 from harvester.outbox.leader_session import Holders
 from harvester.outbox.sql.queries import IdSpace
+from harvester.relay.core.leadership import HandOver
 from harvester.relay.core.messages import (
     DatabaseTrouble,
     Fetch,
@@ -27,6 +30,7 @@ from harvester.relay.core.messages import (
     ServerChanged,
     StatementFailed,
     TakeTerm,
+    TermWait,
 )
 from harvester.relay.core.scan import LOWEST
 from harvester.relay.marker import Marker, MarkReader, RetryDelays, idle_wait_s
@@ -123,6 +127,134 @@ def test_an_outage_of_long_ago_is_none_of_the_next_leadership() -> None:
     marker._unreachable_since = time.monotonic() - 3_600
     marker._take(TakeTerm(uuid4()))
     assert seen == [0.0]
+
+
+class Refused:
+    """A leader whose attempts at the term last 1 s each by its own clock, and do what `attempt` does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, attempt: Callable[[], bool]) -> None:
+        self.now_s, self.trusted = 1.0, True
+        self.said: list[Report] = []
+        self.opened = 0
+        self._attempt = attempt
+        session: Any = SimpleNamespace(is_open=False, term_is_locked=False)
+        session.open, session.close = lambda: self._open(session), lambda: setattr(session, "is_open", False)
+        relay: Any = SimpleNamespace(report=self.said.append, wants_term=lambda _: True, trust=self)
+        pace = RetryDelays(0.001, 0.016, io_error_backoff_s=0, statement_timeout_s=1)
+        self.marker = Marker(session, pace, "name", relay, cast(Any, None), failpoints.load())
+        monkeypatch.setattr(self.marker._taker, "attempt", self.attempt)
+        monkeypatch.setattr("harvester.relay.marker.time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+    def _open(self, session: Any) -> None:
+        session.is_open = True
+        self.opened += 1
+
+    def attempt(self, *_: Any) -> bool:
+        self.now_s += 1.0
+        return self._attempt()
+
+    @property
+    def unreachable_s(self) -> float:
+        return self.marker.unreachable_s(self.now_s)
+
+    def texts(self, kind: type[DatabaseTrouble | TermWait]) -> list[str | None]:
+        return [report.text for report in self.said if isinstance(report, kind)]
+
+
+DENIED = BrokerError("the progress topic cannot be described", hint="allow it to this user")
+NO_UPDATE = psycopg.errors.InsufficientPrivilege("permission denied for table outbox_term")
+NO_COLUMN = SchemaError("a column is missing", hint="run init")
+
+
+@pytest.mark.parametrize("error", [DENIED, NO_UPDATE, NO_COLUMN], ids=["broker", "database", "schema"])
+def test_a_term_that_cannot_be_taken_counts_until_it_is(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P14: an open session is no progress, and the trouble does not come and go with it."""
+    seen: list[float] = []
+    hindrances: list[str] = []
+
+    def attempt() -> bool:
+        seen.append(leader.unreachable_s)
+        hindrances.append(leader.marker.hindrance)
+        if len(seen) < 5:
+            raise error
+        return True
+
+    leader = Refused(monkeypatch, attempt)
+    leader.marker._take(TakeTerm(uuid4()))
+    assert seen == [0.0, 0.0, 1.0, 2.0, 3.0]
+    assert hindrances[1:] == ["the term could not be taken"] * 4
+    assert leader.unreachable_s == 0.0
+    hint = error.hint if isinstance(error, HarvesterError) else None
+    source, other = (TermWait, DatabaseTrouble) if error is DENIED else (DatabaseTrouble, TermWait)
+    *troubles, last = leader.texts(source)[0 if error is DENIED else 1 :]
+    shown = f"{error} ({hint})" if hint else str(error)
+    assert len(troubles) == 4
+    assert all((text or "").endswith(shown) for text in troubles)
+    assert last is None
+    assert set(leader.texts(other)) == {None}
+    assert leader.opened == (1 if error is DENIED else 5)
+
+
+def test_a_wait_by_design_is_no_failure_to_take_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P24: it may be longer than what makes a leader hand over, and the next one would have to wait again."""
+    seen: list[float] = []
+
+    def attempt() -> bool:
+        if leader.now_s < 3.0:
+            raise NO_UPDATE
+        leader.now_s += 60.0
+        seen.append(leader.unreachable_s)
+        return True
+
+    leader = Refused(monkeypatch, attempt)
+    leader.marker._take(TakeTerm(uuid4()))
+    assert seen == [0.0]
+
+
+def test_a_term_that_cannot_be_taken_is_handed_over_after_twice_as_long_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P14: the count goes on with the next leadership; what lies between the two is no part of it."""
+    hand_over = HandOver(2.0, 300.0)
+
+    def attempt() -> bool:
+        if hand_over.due(leader.unreachable_s):
+            leader.trusted = False
+            return True
+        assert leader.now_s < began_s + 60.0, "it is never handed over"
+        raise DENIED
+
+    leader = Refused(monkeypatch, attempt)
+    lasted: list[float] = []
+    for _ in range(3):
+        began_s, leader.trusted = leader.now_s, True
+        leader.marker._take(TakeTerm(uuid4()))
+        lasted.append(leader.now_s - began_s)
+        assert leader.texts(TermWait)[-1] is None, "a standby has no such trouble"
+        leader.now_s += 3_600.0
+        assert not hand_over.due(leader.unreachable_s)
+    assert lasted == [4.0, 5.0, 9.0]  # the first two attempts of the first do not count
+
+
+def test_a_database_that_is_away_is_what_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it went away during an attempt."""
+    hindrances: list[str] = []
+
+    def attempt() -> bool:
+        if not hindrances:
+            leader.marker._session.open = unreachable  # type: ignore[method-assign]
+            raise NO_UPDATE
+        return True
+
+    def unreachable() -> None:
+        hindrances.append(leader.marker.hindrance)
+        if len(hindrances) == 3:
+            leader.marker.ended.set()
+        raise psycopg.OperationalError("connection refused")
+
+    leader = Refused(monkeypatch, attempt)
+    leader.marker._take(TakeTerm(uuid4()))
+    assert hindrances[1:] == ["the database has been out of reach"] * 2
 
 
 def test_a_harvester_that_only_stands_by_finds_that_its_database_is_back() -> None:

@@ -65,6 +65,25 @@ def test_the_cause_of_an_event_comes_first(
     assert notes == [shown]
 
 
+def test_a_leader_that_cannot_lead_says_why_it_steps_down(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[tuple[str, float]] = []
+    group: Any = SimpleNamespace(step_down=lambda reason, wait_s: reasons.append((reason, wait_s)))
+    marker: Any = SimpleNamespace(
+        is_working=lambda _: True, unreachable_s=lambda _: 7.0, hindrance="the term could not be taken"
+    )
+    monkeypatch.setattr(supervisor, "_group", group)
+    monkeypatch.setattr(supervisor, "pool", Silent())
+    monkeypatch.setattr(supervisor.pool, "slots", [], raising=False)
+    monkeypatch.setattr(supervisor, "marker", marker, raising=False)
+    supervisor.machine.acquire(0.0)
+    monkeypatch.setattr(supervisor, "_perform", lambda _: None)
+    monkeypatch.setattr("harvester.relay.supervisor.turn", lambda *_, **__: None)
+    supervisor._tick(0.0)
+    assert reasons == [("the term could not be taken for 7 s", 6.0)]
+
+
 def test_a_shard_is_heard_while_something_waits_for_room_in_its_pipe(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
