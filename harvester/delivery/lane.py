@@ -102,7 +102,7 @@ def earliest_resend_s(options: Mapping[str, Any]) -> float:
 
 
 def answer_s(options: Mapping[str, Any]) -> float:
-    """How long a producer with these options may take to report on a record."""
+    """The longest time until a producer with these options has reported on a record."""
     given = options.get("delivery.timeout.ms", options.get("message.timeout.ms", _DELIVERY_MS))
     return float(given) / 1000 + _REPORT_S
 

@@ -216,14 +216,13 @@ class Transactor:
     def _forget_refusals(self) -> None:
         if self._refused > _UNSAID:
             self.trouble(None)
-        self._refused = 0
+        self._refused, self._unanswered = 0, []
 
     def _commit(self, lane: int) -> None:
         """The transaction has certainly committed on this lane."""
         now_us = time.time_ns() // 1000
         intake = self._intake
         self._forget_refusals()
-        self._unanswered = []
         with intake.changed:
             intake.commit(lane, now_us)
 
@@ -301,7 +300,6 @@ class Transactor:
         intake.under = None
         if frame.term != self._term:
             self._forget_refusals()  # they belong to the previous leadership
-            self._unanswered = []
         # What was open on lanes that are not open again may be committed.
         in_doubt = frame.term is None and intake.lane is None
         if frame.term is None:

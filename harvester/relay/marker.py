@@ -175,7 +175,7 @@ class Marker(threading.Thread):
 
     @property
     def hindrance(self) -> str:
-        """What `unreachable_s` is about."""
+        """A clause for messages: what has lasted for `unreachable_s`."""
         return "the term could not be taken" if self._refused else "the database has been out of reach"
 
     def run(self) -> None:
